@@ -6,28 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.machineconfigpool import MASTER
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clocks import Clock
-from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, RegistryType, WorkerMode
-from treenail.controllers.image_build.build_planner import BuildPlan, BuildRefused, Planner
-from treenail.controllers.image_build.cluster_reader import ClusterReader
+from treenail.api import machineconfigpool, machineosconfig
+from treenail.controllers.handover import image_mode
+from treenail.controllers.image_build import build_planner, cluster_reader
 from treenail.controllers.pools.image_tags import pin_base_image
-from treenail.errors import ConfigError, TreenailError
-from treenail.image.config_layer import ConfigLayer, make_config_layer
-from treenail.image.containerfile import parse_containerfile
-from treenail.installer.directory.install_manifests import (
-    InstallManifests,
-    RenderedPool,
-    render_install_pools,
-)
-from treenail.installer.directory.manifest_checks import (
-    DEFAULT_ARCHITECTURE,
-    is_cluster_registry,
-    is_prebuilt,
-)
-from treenail.installer.images.pool_image import BOOTSTRAP_POOLS, make_build_inputs
+from treenail.image import config_layer, containerfile
+from treenail.installer.directory import install_manifests, manifest_checks
+from treenail.installer.images import pool_image
 
 LAYER_S = 2
 """Adding the config layer: it has a few files, and the registry has the base."""
@@ -122,21 +109,25 @@ class PlanFacts:
     """Seconds of the last build by pool."""
 
 
-def plan_install(found: InstallManifests, facts: PlanFacts, clock: Clock) -> list[PoolInstallPlan]:
+def plan_install(
+    found: install_manifests.InstallManifests, facts: PlanFacts, clock: clocks.Clock
+) -> list[PoolInstallPlan]:
     """Plan all pools: the control plane first, then by name."""
     owners = {each.pool: each for each in found.image_configs.values()}
-    names = sorted({*found.pools, *owners}, key=lambda name: (name != MASTER, name))
+    names = sorted(
+        {*found.pools, *owners}, key=lambda name: (name != machineconfigpool.MASTER, name)
+    )
     return [_plan_pool(found, name, owners.get(name), facts, clock) for name in names]
 
 
 def _plan_pool(
-    found: InstallManifests,
+    found: install_manifests.InstallManifests,
     name: str,
-    config: MachineOSConfig | None,
+    config: machineosconfig.MachineOSConfig | None,
     facts: PlanFacts,
-    clock: Clock,
+    clock: clocks.Clock,
 ) -> PoolInstallPlan:
-    settings = found.settings or ImageMode()
+    settings = found.settings or image_mode.ImageMode()
     pool, problems, notes = _render_pool(found, name)
     plan = PoolInstallPlan(
         name,
@@ -146,7 +137,7 @@ def _plan_pool(
         notes=notes,
     )
     layer = None
-    if config is not None and is_prebuilt(config):
+    if config is not None and manifest_checks.is_prebuilt(config):
         image = config.metadata.annotations[key.PRE_BUILT_IMAGE]
         plan = dataclasses.replace(plan, source=InstallImageSource.PREBUILT, image=image)
     elif config is not None:
@@ -154,19 +145,25 @@ def _plan_pool(
             plan,
             source=InstallImageSource.LAYER,
             image=config.push_spec,
-            host="bootstrap host" if name in BOOTSTRAP_POOLS else "the new control plane",
+            host="bootstrap host"
+            if name in pool_image.BOOTSTRAP_POOLS
+            else "the new control plane",
         )
         if pool is not None and plan.base_image:
             plan, layer = _plan_build(plan, found, pool, config, facts, clock)
         elif texts := [
             each.content
             for each in config.containerfiles[:1]
-            if parse_containerfile(each.content).instructions
+            if containerfile.parse_containerfile(each.content).instructions
         ]:
             measured = facts.measured_s.get(name)
             estimate = estimate_build(texts, base_size=None, measured_s=measured)
             plan = dataclasses.replace(plan, source=InstallImageSource.BUILD, estimate=estimate)
-    boot = _describe_worker_boot if name not in BOOTSTRAP_POOLS else _describe_bootstrap_boot
+    boot = (
+        _describe_worker_boot
+        if name not in pool_image.BOOTSTRAP_POOLS
+        else _describe_bootstrap_boot
+    )
     lines, reboots = boot(plan, settings)
     if layer is not None and plan.source is not InstallImageSource.NONE:
         lines = (*lines, *_describe_rest(layer))
@@ -174,8 +171,8 @@ def _plan_pool(
 
 
 def _render_pool(
-    found: InstallManifests, name: str
-) -> tuple[RenderedPool | None, tuple[str, ...], tuple[str, ...]]:
+    found: install_manifests.InstallManifests, name: str
+) -> tuple[install_manifests.RenderedPool | None, tuple[str, ...], tuple[str, ...]]:
     """Return the rendered pool, problems and notes."""
     pool = found.pools.get(name)
     selector = pool.machine_config_selector if pool else None
@@ -184,8 +181,10 @@ def _render_pool(
     if not any(selector.matches(each.metadata.labels) for each in found.configs.values()):
         return None, (), ("no manifest has a MachineConfig of the pool: the installer adds them",)
     try:
-        (rendered,) = render_install_pools(dataclasses.replace(found, pools={name: pool}))
-    except ConfigError as error:
+        (rendered,) = install_manifests.render_install_pools(
+            dataclasses.replace(found, pools={name: pool})
+        )
+    except errors.ConfigError as error:
         return None, (f"{error}; {error.remedy}" if error.remedy else str(error),), ()
     if not rendered.rendered.config.os_image_url:
         note = "no manifest names the OS image: the installer adds MachineConfigs, and the name of "
@@ -195,30 +194,36 @@ def _render_pool(
 
 def _plan_build(
     plan: PoolInstallPlan,
-    found: InstallManifests,
-    pool: RenderedPool,
-    config: MachineOSConfig,
+    found: install_manifests.InstallManifests,
+    pool: install_manifests.RenderedPool,
+    config: machineosconfig.MachineOSConfig,
     facts: PlanFacts,
-    clock: Clock,
-) -> tuple[PoolInstallPlan, ConfigLayer | None]:
-    architecture = facts.architectures.get(plan.name, DEFAULT_ARCHITECTURE)
-    inputs = make_build_inputs(
-        found, (pool,), plan.name, namespace=NAMESPACE, architecture=architecture
+    clock: clocks.Clock,
+) -> tuple[PoolInstallPlan, config_layer.ConfigLayer | None]:
+    architecture = facts.architectures.get(plan.name, manifest_checks.DEFAULT_ARCHITECTURE)
+    inputs = pool_image.make_build_inputs(
+        found, (pool,), plan.name, namespace=image_mode.NAMESPACE, architecture=architecture
     )
-    planner = Planner(ClusterReader(inputs.objects, clock, namespace=NAMESPACE))
+    planner = build_planner.Planner(
+        cluster_reader.ClusterReader(inputs.objects, clock, namespace=image_mode.NAMESPACE)
+    )
     try:
         build = planner.plan_build(pin_base_image(config), inputs.pool, frozenset({architecture}))
-        layer = make_config_layer(pool.rendered.config, trust_bundle=planner.read_trust_bundle())
-    except BuildRefused as error:
+        layer = config_layer.make_config_layer(
+            pool.rendered.config, trust_bundle=planner.read_trust_bundle()
+        )
+    except build_planner.BuildRefused as error:
         return _add_problem(plan, error.problem.message), None
-    except TreenailError as error:
+    except errors.TreenailError as error:
         return _add_problem(plan, f"{error}; {error.remedy}" if error.remedy else str(error)), None
     for each in layer.problems:
         plan = _add_problem(plan, f"{each.path}: {each.why}")
     return _add_build(plan, build, facts), layer
 
 
-def _add_build(plan: PoolInstallPlan, build: BuildPlan, facts: PlanFacts) -> PoolInstallPlan:
+def _add_build(
+    plan: PoolInstallPlan, build: build_planner.BuildPlan, facts: PlanFacts
+) -> PoolInstallPlan:
     base = build.wanted.base_image
     return dataclasses.replace(
         plan,
@@ -238,7 +243,7 @@ def _add_problem(plan: PoolInstallPlan, text: str) -> PoolInstallPlan:
 
 
 def _describe_bootstrap_boot(
-    plan: PoolInstallPlan, settings: ImageMode
+    plan: PoolInstallPlan, settings: image_mode.ImageMode
 ) -> tuple[tuple[str, ...], int]:
     """Return the first boot of a machine that the bootstrap host serves, and its reboots."""
     if plan.source is InstallImageSource.NONE:
@@ -249,28 +254,28 @@ def _describe_bootstrap_boot(
     )
     is_prebuilt_image = plan.source is InstallImageSource.PREBUILT
     source = f"the registry that {plan.image} names"
-    if not is_prebuilt_image and settings.registry is RegistryType.BOOTSTRAP:
+    if not is_prebuilt_image and settings.registry is image_mode.RegistryType.BOOTSTRAP:
         source = "the bootstrap registry, a mirror of the push spec by digest"
     first = "get the config from the bootstrap host" if is_prebuilt_image else waiting
     return (first, f"pull the image from {source}", *_SWITCH), 1
 
 
 def _describe_worker_boot(
-    plan: PoolInstallPlan, settings: ImageMode
+    plan: PoolInstallPlan, settings: image_mode.ImageMode
 ) -> tuple[tuple[str, ...], int]:
     if plan.source is InstallImageSource.NONE:
         return ("boot the stock image, without image mode",), 0
     if plan.source is InstallImageSource.PREBUILT:
         return ("get the config from the cluster", f"pull {plan.image}", *_SWITCH), 1
     later = "the rollout controller moves it to its image with a drain and a reboot"
-    if is_cluster_registry(plan.image):
+    if manifest_checks.is_cluster_registry(plan.image):
         registry = plan.image.partition("/")[0]
         return (
             "get the config from the cluster",
             f"boot the stock image: {registry} is not reachable before the machine joins",
             later,
         ), 1
-    if settings.workers is WorkerMode.FOLLOW:
+    if settings.workers is image_mode.WorkerMode.FOLLOW:
         return ("get the config from the cluster", "boot the stock image", later), 1
     waiting = (
         "get the config from the cluster; until the image exists, for at most "
@@ -289,7 +294,7 @@ _SWITCH = (
 )
 
 
-def _describe_rest(layer: ConfigLayer) -> tuple[str, ...]:
+def _describe_rest(layer: config_layer.ConfigLayer) -> tuple[str, ...]:
     """Return what the agent writes because no image can carry it."""
     if not layer.omitted:
         return ()

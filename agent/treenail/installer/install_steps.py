@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail.clocks import Clock, format_rfc3339, parse_rfc3339
-from treenail.codec import CodecError, Json, decode, encode, parse_json
-from treenail.errors import FileError, TreenailError
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.installer.directory.install_state import (
-    InstallState,
-    InstallStateError,
-    StepState,
-    find_changed_inputs,
-)
+from treenail import clocks, codec, errors
+from treenail.installer.directory import install_files, install_state
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +23,7 @@ StepResult = Mapping[str, str]
 """Facts that the state keeps; contains nothing secret."""
 
 
-class StepOverdueError(TreenailError):
+class StepOverdueError(errors.TreenailError):
     """A step exceeded its time limit."""
 
 
@@ -97,14 +89,16 @@ class StepObserver(Protocol):
     def end_step(self, step: Step) -> None:
         """A step is done, in this process or in an earlier one."""
 
-    def fail_step(self, step: Step, error: TreenailError) -> None:
+    def fail_step(self, step: Step, error: errors.TreenailError) -> None:
         """A step failed."""
 
 
 class InstallStepRunner:
     """Runs steps in order, and continues where a killed process stopped."""
 
-    def __init__(self, state: InstallState, observer: StepObserver, clock: Clock) -> None:
+    def __init__(
+        self, state: install_state.InstallState, observer: StepObserver, clock: clocks.Clock
+    ) -> None:
         self._state = state
         self._observer = observer
         self._clock = clock
@@ -131,7 +125,7 @@ class InstallStepRunner:
                 result = step.run(_RunningStep(step, self._observer, self._clock))
                 self._state.finish_step(step.name, result)
                 log.info("finished step %s", step.name)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             self._record_failure(step, error)
             raise
         self._observer.end_step(step)
@@ -140,10 +134,10 @@ class InstallStepRunner:
         record = self._state.find_step(step.name)
         if record is None:
             return False
-        if changed := find_changed_inputs(record.inputs, inputs):
+        if changed := install_state.find_changed_inputs(record.inputs, inputs):
             log.warning("restarting at step %s: %s", step.name, "; ".join(changed))
             return False
-        if record.state is not StepState.DONE:
+        if record.state is not install_state.StepState.DONE:
             log.info("repeating step %s: its state was %s", step.name, record.state)
             return False
         if not step.resume(record.result):
@@ -151,21 +145,21 @@ class InstallStepRunner:
             return False
         return True
 
-    def _record_failure(self, step: Step, error: TreenailError) -> None:
+    def _record_failure(self, step: Step, error: errors.TreenailError) -> None:
         """Record the failure; the error of the step stays the one that is raised."""
         log.error("step %s failed: %s", step.name, error)
         self._observer.fail_step(step, error)
         record = self._state.find_step(step.name)
-        if record is None or record.state is not StepState.RUNNING:
+        if record is None or record.state is not install_state.StepState.RUNNING:
             return  # its inputs cannot be read
         try:
             self._state.fail_step(step.name, error)
-        except TreenailError as another:
+        except errors.TreenailError as another:
             log.warning("cannot record the failure: %s", another)
 
 
 class _RunningStep:
-    def __init__(self, step: Step, observer: StepObserver, clock: Clock) -> None:
+    def __init__(self, step: Step, observer: StepObserver, clock: clocks.Clock) -> None:
         self._step = step
         self._observer = observer
         self._clock = clock
@@ -259,7 +253,7 @@ class InstallStatus:
             return "the installation is complete"
         if not self.step:
             return "the installation begins"
-        since = parse_rfc3339(self.since)
+        since = clocks.parse_rfc3339(self.since)
         waited = f" for {max(0.0, now - since):.0f} s" if since is not None else ""
         limit = f" (limit {self.limit_seconds:.0f} s)" if self.limit_seconds is not None else ""
         activity = f": {self.activity}" if self.activity else ""
@@ -274,10 +268,10 @@ class StatusPublisher:
 
     def __init__(
         self,
-        directory: InstallDirectory,
+        directory: install_files.InstallDirectory,
         install_id: str,
-        files: InstallFiles,
-        clock: Clock,
+        files: install_files.InstallFiles,
+        clock: clocks.Clock,
         notify_status: Callable[[str], None],
     ) -> None:
         """``notify_status`` receives a line for the service manager."""
@@ -300,12 +294,12 @@ class StatusPublisher:
         """Describe in one line what the installation does now."""
         return self.status.describe_progress(self._clock.now())
 
-    def build_document(self) -> Json:
+    def build_document(self) -> codec.Json:
         """Return the answer to ``/status``: the document, and the seconds of the step so far."""
         status = self.status
-        since = parse_rfc3339(status.since)
+        since = clocks.parse_rfc3339(status.since)
         waited = 0.0 if since is None else max(0.0, self._clock.now() - since)
-        return {**encode(status, version=STATUS_VERSION), "waited_seconds": round(waited, 1)}
+        return {**codec.encode(status, version=STATUS_VERSION), "waited_seconds": round(waited, 1)}
 
     def begin_step(self, step: Step) -> None:
         """Publish that a step begins."""
@@ -324,7 +318,7 @@ class StatusPublisher:
     def end_step(self, step: Step) -> None:
         """Do nothing: the next step follows at once."""
 
-    def fail_step(self, step: Step, error: TreenailError) -> None:
+    def fail_step(self, step: Step, error: errors.TreenailError) -> None:
         """Publish the failure."""
         failure = InstallFailure(
             step.name,
@@ -334,7 +328,7 @@ class StatusPublisher:
         )
         self._change(phase=InstallPhase.FAILED, is_serving=False, failure=failure)
 
-    def fail(self, error: TreenailError) -> None:
+    def fail(self, error: errors.TreenailError) -> None:
         """Publish a failure outside of a step, unless that of a step is published."""
         if self.status.phase is not InstallPhase.FAILED:
             failure = InstallFailure(
@@ -374,44 +368,50 @@ class StatusPublisher:
     def _publish(self, status: InstallStatus) -> None:
         with self._lock:
             self._status = replace(status, updated=self._read_time())
-            content = json.dumps(encode(self._status, version=STATUS_VERSION), indent=1) + "\n"
+            content = (
+                json.dumps(codec.encode(self._status, version=STATUS_VERSION), indent=1) + "\n"
+            )
             try:
                 # Each user of the host may wait for the installation.
                 self._files.write(self._path, content.encode(), mode=0o644)
                 self._is_failing = False
-            except FileError as error:
+            except errors.FileError as error:
                 if not self._is_failing:
                     log.warning("cannot publish the status: %s", error)
                 self._is_failing = True
             self._notify_status(self._status.describe_progress(self._clock.now()))
 
     def _read_time(self) -> str:
-        return format_rfc3339(self._clock.now())
+        return clocks.format_rfc3339(self._clock.now())
 
 
-def read_install_status(directory: InstallDirectory, files: InstallFiles) -> InstallStatus | None:
+def read_install_status(
+    directory: install_files.InstallDirectory, files: install_files.InstallFiles
+) -> InstallStatus | None:
     """Read ``status.json``; None before the first start. Raises `TreenailError`."""
     content = files.read(directory.status, limit=_LIMIT)
     if content is None:
         return None
     try:
-        document = parse_json(content)
+        document = codec.parse_json(content)
     except ValueError as error:
         raise _make_damaged_error(directory, error) from error
     try:
-        return decode(InstallStatus, document, version=STATUS_VERSION)
-    except CodecError as error:
+        return codec.decode(InstallStatus, document, version=STATUS_VERSION)
+    except codec.CodecError as error:
         version = document.get("version") if isinstance(document, dict) else None
         if isinstance(version, int) and version != STATUS_VERSION:
-            raise InstallStateError(
+            raise install_state.InstallStateError(
                 f"cannot read {directory.status}: {error}",
                 remedy="run this command with the treenail that installs",
             ) from error
         raise _make_damaged_error(directory, error) from error
 
 
-def _make_damaged_error(directory: InstallDirectory, error: Exception) -> InstallStateError:
-    return InstallStateError(
+def _make_damaged_error(
+    directory: install_files.InstallDirectory, error: Exception
+) -> install_state.InstallStateError:
+    return install_state.InstallStateError(
         f"cannot read {directory.status}: it is damaged: {error}",
         remedy="continue the installation, which writes it again: treenail-controller install "
         f"bootstrap --dir {directory.root}",

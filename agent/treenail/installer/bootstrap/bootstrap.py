@@ -14,47 +14,19 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import controllerconfig
-from treenail.api.decode import Json
+from treenail.api import controllerconfig, decode, machineconfigpool
 from treenail.api.ignition.model import IgnitionFile
-from treenail.api.machineconfigpool import ARBITER, MASTER, MachineConfigPool
-from treenail.clocks import Clock
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
-from treenail.errors import HostError, TreenailError
-from treenail.installer.bootstrap.cluster_steps import (
-    ConnectCluster,
-    FirstBootStep,
-    HandoverStep,
-    NodesStep,
-    PublishStep,
-)
-from treenail.installer.bootstrap.image_steps import (
-    ImageStep,
-    PoolImage,
-    PoolImageProvider,
-    RenderStep,
-    compute_digest,
-)
-from treenail.installer.directory.install_config import find_machine_count
-from treenail.installer.directory.install_files import (
-    InstallDirectory,
-    InstallFiles,
-    read_config_content,
-)
-from treenail.installer.directory.install_manifests import (
-    InstallManifests,
-    RenderedPool,
-    read_install_manifests,
-)
-from treenail.installer.directory.install_state import InstallState
-from treenail.installer.install_steps import (
-    InstalledPool,
-    InstallPhase,
-    InstallStepRunner,
-    StatusPublisher,
-    StepLimit,
+from treenail.installer import install_steps
+from treenail.installer.bootstrap import cluster_steps, image_steps
+from treenail.installer.directory import (
+    install_config,
+    install_files,
+    install_manifests,
+    install_state,
 )
 from treenail.provisioning.content.selection import SelectedImage
 from treenail.provisioning.content.source import (
@@ -66,7 +38,7 @@ from treenail.provisioning.content.source import (
     SourceUnreadyError,
 )
 
-SERVED_POOLS = (MASTER, ARBITER)
+SERVED_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 """Pools of the control plane, the only machines that reach the bootstrap host."""
 _BUILD_RETRY_S = 10
 _WORKER_RETRY_S = 30
@@ -79,10 +51,10 @@ class BootstrapSource:
         """``describe_progress`` says what the installation does now, in a few words."""
         self._describe_progress = describe_progress
         self._lock = threading.Lock()
-        self._pools: Mapping[str, MachineConfigPool] | None = None
+        self._pools: Mapping[str, machineconfigpool.MachineConfigPool] | None = None
         self._inputs: Mapping[str, ServedInputs] | None = None
 
-    def set_pools(self, pools: Iterable[MachineConfigPool]) -> None:
+    def set_pools(self, pools: Iterable[machineconfigpool.MachineConfigPool]) -> None:
         """Set the pools of the manifests, and stop to serve those of earlier manifests."""
         with self._lock:
             self._pools = {each.name: each for each in pools}
@@ -118,7 +90,7 @@ class BootstrapSource:
         with self._lock:
             return self._pools is not None and name in self._pools
 
-    def get_pools(self) -> Iterable[MachineConfigPool]:
+    def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return the pools of the manifests."""
         with self._lock:
             return tuple((self._pools or {}).values())
@@ -134,8 +106,8 @@ class BootstrapSource:
 
 
 def make_served_inputs(
-    rendered: RenderedPool,
-    controller_config: Json | None,
+    rendered: install_manifests.RenderedPool,
+    controller_config: decode.Json | None,
     image: str,
     appended: tuple[IgnitionFile, ...] = (),
     *,
@@ -157,7 +129,7 @@ def make_served_inputs(
         "" if found is None else found.version,
         image,
         image_annotation,
-        compute_digest(files),
+        image_steps.compute_digest(files),
     )
     return ServedInputs(
         rendered.pool,
@@ -185,7 +157,7 @@ def choose_controller_config(names: Collection[str], preferred: str) -> str:
     return next(iter(names))
 
 
-def _read_controller_config(document: Json) -> ObservedControllerConfig:
+def _read_controller_config(document: decode.Json) -> ObservedControllerConfig:
     found = ObservedControllerConfig.from_json(document)
     if found.contents is None:
         raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
@@ -211,13 +183,15 @@ class BootstrapSettings:
 class ImageStore(Protocol):
     """Provides images, and the registry that nodes pull them from; open while it is entered."""
 
-    def find_provider(self, pool: RenderedPool) -> PoolImageProvider | None:
+    def find_provider(
+        self, pool: install_manifests.RenderedPool
+    ) -> image_steps.PoolImageProvider | None:
         """Return the provider of a pool's image; None for a pool with the stock system."""
 
-    def list_node_files(self, images: Sequence[PoolImage]) -> tuple[IgnitionFile, ...]:
+    def list_node_files(self, images: Sequence[image_steps.PoolImage]) -> tuple[IgnitionFile, ...]:
         """Return the files with which nodes pull these images; none for an external registry."""
 
-    def make_handover(self, images: Sequence[PoolImage]) -> Handover:
+    def make_handover(self, images: Sequence[image_steps.PoolImage]) -> Handover:
         """Return what the cluster adopts; raise `TreenailError`."""
 
     def export_images(self) -> str:
@@ -227,18 +201,20 @@ class ImageStore(Protocol):
 class BootstrapServices(Protocol):
     """The host, the registry and the cluster, as the stage uses them."""
 
-    def check_host(self, manifests: InstallManifests) -> None:
+    def check_host(self, manifests: install_manifests.InstallManifests) -> None:
         """Raise `TreenailError` for what would end the installation later: space, clock."""
 
     def open_server(
-        self, source: BootstrapSource, describe_status: Callable[[], Json]
+        self, source: BootstrapSource, describe_status: Callable[[], decode.Json]
     ) -> AbstractContextManager[object]:
         """Return the config server; it serves while it is entered. Raises `UsageError`."""
 
-    def open_images(self, manifests: InstallManifests) -> AbstractContextManager[ImageStore]:
+    def open_images(
+        self, manifests: install_manifests.InstallManifests
+    ) -> AbstractContextManager[ImageStore]:
         """Return the images; entering starts the registry if a pool needs it."""
 
-    def connect(self) -> ConnectCluster:
+    def connect(self) -> cluster_steps.ConnectCluster:
         """Return a function that connects to the cluster, which does not exist yet."""
 
     def describe_machines(self, registry: str) -> str:
@@ -262,18 +238,18 @@ class BootstrapStage:
 
     def __init__(
         self,
-        directory: InstallDirectory,
+        directory: install_files.InstallDirectory,
         settings: BootstrapSettings,
         services: BootstrapServices,
-        files: InstallFiles,
-        clock: Clock,
+        files: install_files.InstallFiles,
+        clock: clocks.Clock,
     ) -> None:
         self._directory = directory
         self._settings = settings
         self._services = services
         self._files = files
         self._clock = clock
-        self._rendered: tuple[RenderedPool, ...] = ()
+        self._rendered: tuple[install_manifests.RenderedPool, ...] = ()
 
     def run(self, *, should_stop: bool) -> None:
         """Install; then serve configs until a signal, unless ``should_stop``.
@@ -281,8 +257,8 @@ class BootstrapStage:
         Raises `TreenailError` when the installation failed; the status has the reason then.
         """
         try:
-            state = InstallState(self._directory, self._files, self._clock)
-        except TreenailError as error:
+            state = install_state.InstallState(self._directory, self._files, self._clock)
+        except errors.TreenailError as error:
             # Programs that wait must not see the progress of an earlier process.
             self._make_publisher("").fail(error)
             raise
@@ -290,43 +266,54 @@ class BootstrapStage:
         publisher = self._make_publisher(state.id)
         try:
             self._install(state, publisher, should_stop=should_stop)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             publisher.fail(error)
             raise
         except Exception:
             text = "the program failed with an unexpected error, which its log has"
-            publisher.fail(HostError(text, remedy="report the error, and run the command again"))
+            publisher.fail(
+                errors.HostError(text, remedy="report the error, and run the command again")
+            )
             raise
         finally:
-            if publisher.status.phase is InstallPhase.RUNNING:
+            if publisher.status.phase is install_steps.InstallPhase.RUNNING:
                 publisher.stop()
 
-    def _make_publisher(self, install_id: str) -> StatusPublisher:
-        return StatusPublisher(
+    def _make_publisher(self, install_id: str) -> install_steps.StatusPublisher:
+        return install_steps.StatusPublisher(
             self._directory, install_id, self._files, self._clock, self._services.notify_status
         )
 
     def _install(
-        self, state: InstallState, publisher: StatusPublisher, *, should_stop: bool
+        self,
+        state: install_state.InstallState,
+        publisher: install_steps.StatusPublisher,
+        *,
+        should_stop: bool,
     ) -> None:
-        manifests = read_install_manifests(self._directory.root)
+        manifests = install_manifests.read_install_manifests(self._directory.root)
         self._services.check_host(manifests)
         machines = self._settings.machines
         if machines is None:
-            machines = find_machine_count(manifests, read_config_content(self._directory))
+            machines = install_config.find_machine_count(
+                manifests, install_files.read_config_content(self._directory)
+            )
         source = BootstrapSource(publisher.describe_progress)
         source.set_pools(manifests.pools.values())
-        runner = InstallStepRunner(state, publisher, self._clock)
+        runner = install_steps.InstallStepRunner(state, publisher, self._clock)
         with ExitStack() as stack:
             stack.enter_context(self._services.open_server(source, publisher.build_document))
             registry = stack.enter_context(ExitStack())
             store = registry.enter_context(self._services.open_images(manifests))
             self._services.notify_ready()
             runner.run_step(
-                RenderStep(self._directory, manifests, self._files, self._take_rendered)
+                image_steps.RenderStep(self._directory, manifests, self._files, self._take_rendered)
             )
             publisher.set_pools(
-                {each.pool.name: InstalledPool(each.rendered.name) for each in self._rendered}
+                {
+                    each.pool.name: install_steps.InstalledPool(each.rendered.name)
+                    for each in self._rendered
+                }
             )
             images = self._provide_images(runner, store)
             self._serve(source, manifests, images, store.list_node_files(images))
@@ -342,16 +329,18 @@ class BootstrapStage:
             if not should_stop:
                 self._services.wait_for_stop()
 
-    def _take_rendered(self, pools: tuple[RenderedPool, ...]) -> None:
+    def _take_rendered(self, pools: tuple[install_manifests.RenderedPool, ...]) -> None:
         self._rendered = pools
 
-    def _provide_images(self, runner: InstallStepRunner, store: ImageStore) -> list[PoolImage]:
+    def _provide_images(
+        self, runner: install_steps.InstallStepRunner, store: ImageStore
+    ) -> list[image_steps.PoolImage]:
         seconds = self._settings.build_s + self._settings.push_s
-        limit = StepLimit(seconds, "--build-timeout and --push-timeout")
+        limit = install_steps.StepLimit(seconds, "--build-timeout and --push-timeout")
         images = []
         for each in self._rendered:
             if each.pool.name in SERVED_POOLS and (provider := store.find_provider(each)):
-                step = ImageStep(each, provider, limit)
+                step = image_steps.ImageStep(each, provider, limit)
                 runner.run_step(step)
                 images.append(step.image)
         return images
@@ -359,8 +348,8 @@ class BootstrapStage:
     def _serve(
         self,
         source: BootstrapSource,
-        manifests: InstallManifests,
-        images: Sequence[PoolImage],
+        manifests: install_manifests.InstallManifests,
+        images: Sequence[image_steps.PoolImage],
         appended: tuple[IgnitionFile, ...],
     ) -> None:
         names = [each.name for each in manifests.list_kind(CONTROLLER_CONFIG_KIND)]
@@ -379,33 +368,46 @@ class BootstrapStage:
             if each.pool.name in SERVED_POOLS
         )
 
-    def _describe_pools(self, images: Sequence[PoolImage]) -> Mapping[str, InstalledPool]:
+    def _describe_pools(
+        self, images: Sequence[image_steps.PoolImage]
+    ) -> Mapping[str, install_steps.InstalledPool]:
         image_of = {each.pool: each.image for each in images}
         return {
-            each.pool.name: InstalledPool(each.rendered.name, image_of.get(each.pool.name, ""))
+            each.pool.name: install_steps.InstalledPool(
+                each.rendered.name, image_of.get(each.pool.name, "")
+            )
             for each in self._rendered
         }
 
     def _hand_over(
-        self, runner: InstallStepRunner, store: ImageStore, images: Sequence[PoolImage]
+        self,
+        runner: install_steps.InstallStepRunner,
+        store: ImageStore,
+        images: Sequence[image_steps.PoolImage],
     ) -> str:
         """Hand the images over; return the bootstrap registry that nodes use, empty for none."""
         settings, connect = self._settings, self._services.connect()
-        first_boot = StepLimit(settings.first_boot_s, "--first-boot-timeout")
-        handover = StepLimit(settings.handover_s, "--handover-deadline")
+        first_boot = install_steps.StepLimit(settings.first_boot_s, "--first-boot-timeout")
+        handover = install_steps.StepLimit(settings.handover_s, "--handover-deadline")
         built = [each for each in images if each.push_spec]
         registry = store.make_handover(built).registry if built else ""
         runner.run_step(
-            FirstBootStep(connect, first_boot, lambda: self._services.describe_machines(registry))
+            cluster_steps.FirstBootStep(
+                connect, first_boot, lambda: self._services.describe_machines(registry)
+            )
         )
         if not built:
             return ""
-        runner.run_step(PublishStep(connect, lambda: store.make_handover(built), handover))
-        runner.run_step(HandoverStep(connect, built, handover, store.export_images))
+        runner.run_step(
+            cluster_steps.PublishStep(connect, lambda: store.make_handover(built), handover)
+        )
+        runner.run_step(cluster_steps.HandoverStep(connect, built, handover, store.export_images))
         return registry
 
     def _release_nodes(
-        self, runner: InstallStepRunner, registry: str, machines: int | None
+        self, runner: install_steps.InstallStepRunner, registry: str, machines: int | None
     ) -> None:
-        limit = StepLimit(self._settings.handover_s, "--handover-deadline")
-        runner.run_step(NodesStep(self._services.connect(), registry, machines, limit))
+        limit = install_steps.StepLimit(self._settings.handover_s, "--handover-deadline")
+        runner.run_step(
+            cluster_steps.NodesStep(self._services.connect(), registry, machines, limit)
+        )

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from treenail.api.decode import Fields, load_json, reject_unknown_fields
-from treenail.clocks import Clock
+from treenail import clocks, errors
+from treenail.api import decode
 from treenail.controllers.runtime.http_server import parse_address
-from treenail.errors import HostError, TreenailError
+from treenail.installer.bootstrap import server_certificates
 from treenail.installer.bootstrap.registry_process import (
     DEFAULT_IMAGE,
     DEFAULT_LIMIT,
@@ -41,8 +41,7 @@ from treenail.installer.bootstrap.registry_process import (
     make_command,
     measure_storage,
 )
-from treenail.installer.bootstrap.server_certificates import CaFiles, prepare_server_certificate
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.installer.directory import install_files
 from treenail.registry.authorization import Login
 
 PUSHER, PULLER = "treenail-push", "treenail-pull"
@@ -65,7 +64,7 @@ class RegistryLogins:
     upload_key: str = field(repr=False)
 
 
-def open_logins(files: InstallFiles, path: Path) -> RegistryLogins:
+def open_logins(files: install_files.InstallFiles, path: Path) -> RegistryLogins:
     """Read the logins of an earlier run, or create them; raise `FileError` or `ConfigError`.
 
     Nodes have the login for pulls, and an interrupted upload continues with the same key only.
@@ -75,8 +74,8 @@ def open_logins(files: InstallFiles, path: Path) -> RegistryLogins:
         document = {name: secrets.token_urlsafe(_PASSWORD_BYTES) for name in _FIELDS}
         content = json.dumps(document).encode()
         files.write(path, content)
-    fields = Fields.from_json(load_json(content, where=str(path)), str(path))
-    reject_unknown_fields(fields, _FIELDS)
+    fields = decode.Fields.from_json(decode.load_json(content, where=str(path)), str(path))
+    decode.reject_unknown_fields(fields, _FIELDS)
     push, pull, upload_key = (fields.get_required_text(name) for name in _FIELDS)
     return RegistryLogins(Login(PUSHER, push), Login(PULLER, pull), upload_key)
 
@@ -101,7 +100,7 @@ def _compute_bcrypt(password: str) -> str:
         found: bytes | None = crypt(password.encode(), f"$2b$04${salt}".encode())
         if found and found.startswith(b"$2b$") and len(found) == _HASH_LENGTH:
             return found.decode("ascii")
-    raise HostError(
+    raise errors.HostError(
         "cannot make the logins of the bootstrap registry: crypt(3) of this host has no bcrypt",
         remedy="run: apt-get install libcrypt1, or: dnf install libxcrypt; or set registry.type to "
         "External",
@@ -144,14 +143,14 @@ class BootstrapRegistry:
 
     def __init__(
         self,
-        directory: InstallDirectory,
+        directory: install_files.InstallDirectory,
         settings: BootstrapRegistrySettings,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         find_program: FindProgram = shutil.which,
-        files: InstallFiles | None = None,
+        files: install_files.InstallFiles | None = None,
     ) -> None:
-        self._files = files or InstallFiles()
+        self._files = files or install_files.InstallFiles()
         self._root = directory.registry
         # `openshift-install gather` copies the install directory without what has this name.
         self._secrets = self._root / "secrets"
@@ -160,9 +159,11 @@ class BootstrapRegistry:
             "pull": directory.registry_access_log,
             "push": directory.logs / "registry-push.log",
         }
-        self._ca_files = CaFiles(directory.ca_certificate, directory.ca_key)
+        self._ca_files = server_certificates.CaFiles(directory.ca_certificate, directory.ca_key)
         if settings.ca_certificate is not None and settings.ca_key is not None:
-            self._ca_files = CaFiles(settings.ca_certificate, settings.ca_key, is_own=False)
+            self._ca_files = server_certificates.CaFiles(
+                settings.ca_certificate, settings.ca_key, is_own=False
+            )
         self._settings = settings
         self._clock = clock
         self._find_program = find_program
@@ -269,7 +270,7 @@ class BootstrapRegistry:
     # Preparation
 
     def _prepare_files(self, program: RegistryProgram) -> None:
-        self._ca_pem = prepare_server_certificate(
+        self._ca_pem = server_certificates.prepare_server_certificate(
             self._files,
             self._ca_files,
             self._root / "server.crt",
@@ -309,7 +310,7 @@ class BootstrapRegistry:
         address = f"{self._settings.host}:{port}"
         if address == known:
             return port
-        raise HostError(
+        raise errors.HostError(
             f"cannot start the bootstrap registry at {address}: machines of this installation may "
             f"have {known}",
             remedy=f"start with --host {known_host} --registry-listen :{known_port}; or begin "
@@ -347,7 +348,7 @@ class BootstrapRegistry:
             self._start_processes()
             self._ready.set()
             self._watch_processes()
-        except TreenailError as error:
+        except errors.TreenailError as error:
             self._failure = error
         finally:
             for process in self._processes:
@@ -361,12 +362,12 @@ class BootstrapRegistry:
         for process, address in zip(self._processes, self._list_targets(), strict=True):
             while not self._can_connect(address):
                 if not process.is_running:
-                    raise HostError(
+                    raise errors.HostError(
                         "cannot start the bootstrap registry: its process ended: "
                         f"{process.read_last_lines()[-500:] or 'it wrote no message'}"
                     )
                 if self._clock.monotonic() > end:
-                    raise HostError(
+                    raise errors.HostError(
                         f"cannot start the bootstrap registry: {address[0]}:{address[1]} does not "
                         f"answer within {_START_LIMIT_S:g} s"
                     )
@@ -396,12 +397,12 @@ class BootstrapRegistry:
             for process in (pull, *(() if self._problem else (push,))):
                 if not process.is_running:
                     log.warning("starting a process of the bootstrap registry again")
-                    with contextlib.suppress(HostError):
+                    with contextlib.suppress(errors.HostError):
                         process.start()
 
     def _check_space(self) -> None:
         before = self._problem
-        with contextlib.suppress(HostError):
+        with contextlib.suppress(errors.HostError):
             use = measure_storage(self.storage, self._settings.storage_limit)
             self._problem = use.describe_problem()
         if self._problem and self._problem != before:
@@ -412,7 +413,7 @@ def _check_host(host: str) -> None:
     """Raise `HostError` for an address by which nodes cannot name a registry."""
     if ":" in host:
         # "invalid reference format" of skopeo 1.9.3, for a mirror, too.
-        raise HostError(
+        raise errors.HostError(
             f"cannot start the bootstrap registry at {host}: programs of nodes accept no IPv6 "
             "address as the name of a registry",
             remedy="give this host a name that machines resolve, and begin with it: --host NAME "
@@ -431,12 +432,12 @@ def _reserve_port(host: str, port: int) -> int:
     except OSError as error:
         shown = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot start the bootstrap registry: another program listens on {shown}",
                 remedy=f"find it with: ss -ltnp 'sport = :{port}'; or choose another port with "
                 "--registry-listen",
             ) from error
-        raise HostError(
+        raise errors.HostError(
             f"cannot start the bootstrap registry: cannot listen on {shown}: {error.strerror}",
             remedy="choose another address with --registry-listen",
         ) from error

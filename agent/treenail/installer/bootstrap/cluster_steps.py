@@ -7,35 +7,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from treenail.api.decode import Fields, Json
-from treenail.controllers.handover.handover_objects import (
-    HANDOVER_SECRET,
-    RESULT_CONFIGMAP,
-    Handover,
-    RegistryNode,
-    build_handover_secret,
-    describe_missing_nodes,
-    read_result_configmap,
-)
-from treenail.controllers.handover.image_mode import NAMESPACE
-from treenail.errors import (
-    AlreadyExistsError,
-    ClusterError,
-    ConfigError,
-    NotFoundError,
-    TreenailError,
-    UsageError,
-)
-from treenail.installer.bootstrap.image_steps import PoolImage, compute_digest
-from treenail.installer.install_steps import (
-    StepContext,
-    StepInputs,
-    StepLimit,
-    StepOverdueError,
-    StepResult,
-)
-from treenail.kube.api_client import Client
-from treenail.kube.resources import CONFIGMAPS, MACHINEOSCONFIGS, NAMESPACES, NODES, SECRETS
+from treenail import errors
+from treenail.api import decode
+from treenail.controllers.handover import handover_objects, image_mode
+from treenail.installer import install_steps
+from treenail.installer.bootstrap import image_steps
+from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +21,7 @@ HANDED_OVER = "ImageHandedOver"
 _POLL_S = 2.0
 _FIELD_MANAGER = "treenail-install-bootstrap"
 
-ConnectCluster = Callable[[], Client]
+ConnectCluster = Callable[[], api_client.Client]
 """Returns a client; raises `UsageError` while there is no kubeconfig."""
 
 
@@ -55,30 +32,33 @@ class FirstBootStep:
     title = "wait for the API server of the first machine"
 
     def __init__(
-        self, connect: ConnectCluster, limit: StepLimit, describe_machines: Callable[[], str]
+        self,
+        connect: ConnectCluster,
+        limit: install_steps.StepLimit,
+        describe_machines: Callable[[], str],
     ) -> None:
         """``describe_machines`` says how far the machines have come."""
         self._connect = connect
         self._describe_machines = describe_machines
         self.limit = limit
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Return nothing: the API server answers, or not."""
         return {}
 
-    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+    def resume(self, result: install_steps.StepResult) -> bool:  # noqa: ARG002  # of the interface
         """Return True: the next step waits for an API server that is gone again."""
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Wait for an answer to an authorized request."""
         wait_until_complete(context, self._find_missing)
         return {}
 
     def _find_missing(self) -> str:
         try:
-            self._connect().get(NAMESPACES, "default")
-        except (ClusterError, UsageError) as error:
+            self._connect().get(resources.NAMESPACES, "default")
+        except (errors.ClusterError, errors.UsageError) as error:
             return f"{self._describe_machines()}; waiting for the API server: {error}"
         return ""
 
@@ -90,44 +70,58 @@ class PublishStep:
     title = "publish the images and their builds to the cluster"
 
     def __init__(
-        self, connect: ConnectCluster, handover: Callable[[], Handover], limit: StepLimit
+        self,
+        connect: ConnectCluster,
+        handover: Callable[[], handover_objects.Handover],
+        limit: install_steps.StepLimit,
     ) -> None:
         """``handover`` returns what is handed over, as soon as all images exist."""
         self._connect = connect
         self._handover = handover
         self.limit = limit
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of the Secret, which has logins."""
-        return {"images and objects": compute_digest(build_handover_secret(self._handover()))}
+        return {
+            "images and objects": image_steps.compute_digest(
+                handover_objects.build_handover_secret(self._handover())
+            )
+        }
 
-    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+    def resume(self, result: install_steps.StepResult) -> bool:  # noqa: ARG002  # of the interface
         """Return True: the controller keeps what it has adopted."""
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Create or replace the Secret; retry while the API server is not ready."""
-        secret = build_handover_secret(self._handover())
+        secret = handover_objects.build_handover_secret(self._handover())
 
         def find_missing() -> str:
             try:
                 self._publish(self._connect(), secret)
-            except (ClusterError, UsageError) as error:
+            except (errors.ClusterError, errors.UsageError) as error:
                 return f"cannot publish yet: {error}"
             return ""
 
         wait_until_complete(context, find_missing)
-        context.report(f"published Secret {NAMESPACE}/{HANDOVER_SECRET}")
+        context.report(
+            f"published Secret {image_mode.NAMESPACE}/{handover_objects.HANDOVER_SECRET}"
+        )
         return {}
 
-    def _publish(self, client: Client, secret: Json) -> None:
-        with suppress(AlreadyExistsError):
-            client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    def _publish(self, client: api_client.Client, secret: decode.Json) -> None:
+        with suppress(errors.AlreadyExistsError):
+            client.create(resources.NAMESPACES, {"metadata": {"name": image_mode.NAMESPACE}})
         try:
-            client.create(SECRETS, secret, namespace=NAMESPACE)
-        except AlreadyExistsError:
+            client.create(resources.SECRETS, secret, namespace=image_mode.NAMESPACE)
+        except errors.AlreadyExistsError:
             # Without a resourceVersion the update replaces any version.
-            client.update(SECRETS, HANDOVER_SECRET, secret, namespace=NAMESPACE)
+            client.update(
+                resources.SECRETS,
+                handover_objects.HANDOVER_SECRET,
+                secret,
+                namespace=image_mode.NAMESPACE,
+            )
 
 
 class HandoverStep:
@@ -139,8 +133,8 @@ class HandoverStep:
     def __init__(
         self,
         connect: ConnectCluster,
-        images: Sequence[PoolImage],
-        limit: StepLimit,
+        images: Sequence[image_steps.PoolImage],
+        limit: install_steps.StepLimit,
         export_images: Callable[[], str],
     ) -> None:
         """``export_images`` saves the images when the limit passes, and says where."""
@@ -149,19 +143,19 @@ class HandoverStep:
         self._export_images = export_images
         self.limit = limit
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Return the digest of each pool's image."""
         return {f"image of pool {pool}": digest for pool, digest in self._images.items()}
 
-    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+    def resume(self, result: install_steps.StepResult) -> bool:  # noqa: ARG002  # of the interface
         """Return True: a completed hand-over stays complete."""
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Wait for the result of the controller."""
         try:
             wait_until_complete(context, self._find_missing)
-        except StepOverdueError as error:
+        except install_steps.StepOverdueError as error:
             raise self._add_place(error) from error
         return {}
 
@@ -169,18 +163,20 @@ class HandoverStep:
         """Return why the hand-over is not complete; empty when it is."""
         try:
             return describe_missing_handover(self._connect(), self._images)
-        except (ClusterError, UsageError) as error:
+        except (errors.ClusterError, errors.UsageError) as error:
             return f"cannot read the result of the hand-over: {error}"
 
-    def _add_place(self, error: StepOverdueError) -> StepOverdueError:
+    def _add_place(self, error: install_steps.StepOverdueError) -> install_steps.StepOverdueError:
         try:
             place = f"the images are kept in {self._export_images()}"
-        except TreenailError as another:
+        except errors.TreenailError as another:
             place = f"the images cannot be kept as OCI directories: {another}"
-        return StepOverdueError(f"{error}; {place}", remedy=error.remedy)
+        return install_steps.StepOverdueError(f"{error}; {place}", remedy=error.remedy)
 
 
-def wait_until_complete(context: StepContext, find_missing: Callable[[], str]) -> None:
+def wait_until_complete(
+    context: install_steps.StepContext, find_missing: Callable[[], str]
+) -> None:
     """Wait until nothing is missing, and report each change of the sentence that says what is.
 
     Raises `StepOverdueError` with the last sentence.
@@ -192,40 +188,44 @@ def wait_until_complete(context: StepContext, find_missing: Callable[[], str]) -
             reported = missing
         try:
             context.wait(_POLL_S)
-        except StepOverdueError as error:
-            raise StepOverdueError(f"{error}: {reported}", remedy=error.remedy) from error
+        except install_steps.StepOverdueError as error:
+            raise install_steps.StepOverdueError(
+                f"{error}: {reported}", remedy=error.remedy
+            ) from error
 
 
-def describe_missing_handover(client: Client, images: Mapping[str, str] | None) -> str:
+def describe_missing_handover(client: api_client.Client, images: Mapping[str, str] | None) -> str:
     """Return what the final registries still lack; empty when they have all images.
 
     ``images`` are the digests by pool; None for those of any installation. Raises `ClusterError`.
     """
     try:
-        document = client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=NAMESPACE)
-    except NotFoundError:
+        document = client.get(
+            resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=image_mode.NAMESPACE
+        )
+    except errors.NotFoundError:
         return _describe_conditions(client, images)
     try:
-        found = read_result_configmap(document)
-    except ConfigError as error:
+        found = handover_objects.read_result_configmap(document)
+    except errors.ConfigError as error:
         return f"cannot read the result of the hand-over: {error}"
     missing = [pool for pool, digest in (images or {}).items() if found.digests.get(pool) != digest]
     return f"waiting for the image of pool {', '.join(sorted(missing))}" if missing else ""
 
 
-def _describe_conditions(client: Client, images: Mapping[str, str] | None) -> str:
+def _describe_conditions(client: api_client.Client, images: Mapping[str, str] | None) -> str:
     """Return what the controller says about images that are not handed over."""
     try:
-        listed = client.list(MACHINEOSCONFIGS).items
+        listed = client.list(resources.MACHINEOSCONFIGS).items
         texts = [text for each in listed if (text := _read_condition(each, images))]
-    except (NotFoundError, ConfigError) as error:
+    except (errors.NotFoundError, errors.ConfigError) as error:
         return f"waiting for controller install: {error}"
     return "; ".join(texts) or "waiting for controller install, which has not reported yet"
 
 
-def _read_condition(document: Json, pools: Mapping[str, str] | None) -> str:
+def _read_condition(document: decode.Json, pools: Mapping[str, str] | None) -> str:
     """Return the message of the condition of an image; empty without the condition."""
-    fields = Fields.from_json(document, "MachineOSConfig")
+    fields = decode.Fields.from_json(document, "MachineOSConfig")
     pool = fields.get_object("spec").get_object("machineConfigPool").get_text("name")
     if pools is not None and pool not in pools:
         return ""
@@ -242,7 +242,11 @@ class NodesStep:
     title = "release the control plane from the bootstrap host"
 
     def __init__(
-        self, connect: ConnectCluster, registry: str, machines: int | None, limit: StepLimit
+        self,
+        connect: ConnectCluster,
+        registry: str,
+        machines: int | None,
+        limit: install_steps.StepLimit,
     ) -> None:
         """``registry`` is ``HOST:PORT``, empty without one; ``machines`` None if unknown."""
         self._connect = connect
@@ -250,16 +254,16 @@ class NodesStep:
         self._machines = machines
         self.limit = limit
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Return what machines may still need."""
         count = "unknown" if self._machines is None else str(self._machines)
         return {"bootstrap registry": self._registry, "machines of the control plane": count}
 
-    def resume(self, result: StepResult) -> bool:  # noqa: ARG002  # of the interface
+    def resume(self, result: install_steps.StepResult) -> bool:  # noqa: ARG002  # of the interface
         """Return True: a machine that joins later does not make the installation incomplete."""
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Wait for the nodes."""
         if self._machines is None:
             log.warning(
@@ -268,8 +272,8 @@ class NodesStep:
             )
         try:
             wait_until_complete(context, self._find_missing)
-        except StepOverdueError as error:
-            raise StepOverdueError(
+        except install_steps.StepOverdueError as error:
+            raise install_steps.StepOverdueError(
                 str(error),
                 remedy="see why with: journalctl -u treenail on the node, or with: "
                 f"treenail-controller machines; {error.remedy}",
@@ -279,36 +283,40 @@ class NodesStep:
     def _find_missing(self) -> str:
         try:
             return find_missing_nodes(self._connect(), self._registry, self._machines)
-        except (ClusterError, UsageError) as error:
+        except (errors.ClusterError, errors.UsageError) as error:
             return f"cannot list the nodes: {error}"
 
 
-def find_missing_nodes(client: Client, registry: str, machines: int | None) -> str:
+def find_missing_nodes(client: api_client.Client, registry: str, machines: int | None) -> str:
     """Return which nodes still need the bootstrap host; empty when none does.
 
     Raises `ClusterError`.
     """
-    return describe_missing_nodes(_read_nodes(client.list(NODES).items), registry, machines)
+    return handover_objects.describe_missing_nodes(
+        _read_nodes(client.list(resources.NODES).items), registry, machines
+    )
 
 
-def read_registry(client: Client) -> str:
+def read_registry(client: api_client.Client) -> str:
     """Return the bootstrap registry of a complete hand-over; empty without one.
 
     Raises `ClusterError`.
     """
-    document = client.get(CONFIGMAPS, RESULT_CONFIGMAP, namespace=NAMESPACE)
+    document = client.get(
+        resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=image_mode.NAMESPACE
+    )
     try:
-        return read_result_configmap(document).registry
-    except ConfigError as error:
-        raise ClusterError(str(error)) from error
+        return handover_objects.read_result_configmap(document).registry
+    except errors.ConfigError as error:
+        raise errors.ClusterError(str(error)) from error
 
 
-def _read_nodes(documents: Iterable[Json]) -> list[RegistryNode]:
+def _read_nodes(documents: Iterable[decode.Json]) -> list[handover_objects.RegistryNode]:
     nodes = []
     for each in documents:
         try:
-            nodes.append(RegistryNode.from_json(each))
-        except ConfigError as error:
+            nodes.append(handover_objects.RegistryNode.from_json(each))
+        except errors.ConfigError as error:
             # An API server accepts any annotation and any label, but no such Node.
             log.warning("ignored a Node: %s", error)
     return nodes

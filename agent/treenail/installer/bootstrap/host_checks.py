@@ -7,18 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.builder.buildah.disk_space import read_disk_space
-from treenail.clocks import Clock, format_rfc3339
-from treenail.controllers.handover.image_mode import ImageMode, RegistryType
-from treenail.errors import TreenailError
-from treenail.installer.bootstrap.registry_process import (
-    DEFAULT_LIMIT,
-    check_storage,
-    find_registry_program,
-)
+from treenail.controllers.handover import image_mode
+from treenail.installer import install_plan
+from treenail.installer.bootstrap import registry_process
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.images.pool_image import get_host_architecture
-from treenail.installer.install_plan import InstallImageSource, PoolInstallPlan
 
 CONFIG_PORT, REGISTRY_PORT = 22623, 22625
 """Default ports of the config server and of the bootstrap registry."""
@@ -31,7 +26,7 @@ _SKEW_S = 3600.0
 class HostChecker:
     """Checks this host; changes nothing."""
 
-    clock: Clock
+    clock: clocks.Clock
     find_program: Callable[[str], str | None] = shutil.which
     architecture: str = field(default_factory=get_host_architecture)
     ports: Sequence[int] = (CONFIG_PORT, REGISTRY_PORT)
@@ -39,31 +34,33 @@ class HostChecker:
     def find_problems(
         self,
         directory: InstallDirectory,
-        settings: ImageMode,
-        plans: Sequence[PoolInstallPlan],
+        settings: image_mode.ImageMode,
+        plans: Sequence[install_plan.PoolInstallPlan],
         base_size: int,
     ) -> list[str]:
         """Return why this host cannot install; ``plans`` are those of its pools.
 
         ``base_size`` are the compressed bytes of the largest base image; 0 if unknown.
         """
-        has_registry = settings.registry is RegistryType.BOOTSTRAP
+        has_registry = settings.registry is image_mode.RegistryType.BOOTSTRAP
         found = [*self._check_programs(plans, has_registry=has_registry)]
         place = _find_existing(directory.registry)
         if has_registry:
             try:
-                check_storage(place, DEFAULT_LIMIT)
-            except TreenailError as error:
+                registry_process.check_storage(place, registry_process.DEFAULT_LIMIT)
+            except errors.TreenailError as error:
                 found.append(f"{error}; {error.remedy}")
-        if any(each.source is InstallImageSource.BUILD for each in plans):
+        if any(each.source is install_plan.InstallImageSource.BUILD for each in plans):
             found += self._check_build_space(place, base_size)
         ports = self.ports if has_registry else self.ports[:1]
         found += [text for port in ports if (text := _check_port(port))]
         return [*found, *self._check_clock(directory)]
 
-    def _check_programs(self, plans: Sequence[PoolInstallPlan], *, has_registry: bool) -> list[str]:
+    def _check_programs(
+        self, plans: Sequence[install_plan.PoolInstallPlan], *, has_registry: bool
+    ) -> list[str]:
         found = []
-        needs_build = any(each.source is InstallImageSource.BUILD for each in plans)
+        needs_build = any(each.source is install_plan.InstallImageSource.BUILD for each in plans)
         if needs_build and self.find_program("buildah") is None:
             found.append(
                 "cannot build: buildah is not installed; run: apt-get install buildah, or: dnf "
@@ -71,8 +68,8 @@ class HostChecker:
             )
         if has_registry:
             try:
-                find_registry_program(self.find_program)
-            except TreenailError as error:
+                registry_process.find_registry_program(self.find_program)
+            except errors.TreenailError as error:
                 found.append(f"{error}; {error.remedy}")
         return found
 
@@ -111,8 +108,8 @@ class HostChecker:
         if newest <= now + _SKEW_S:
             return []
         text = (
-            f"the clock of this host is wrong: it is {format_rfc3339(now)}, and a manifest is from "
-            f"{format_rfc3339(newest)}; machines would refuse the certificates; set the clock: "
+            f"the clock of this host is wrong: it is {clocks.format_rfc3339(now)}, and a manifest is from "
+            f"{clocks.format_rfc3339(newest)}; machines would refuse the certificates; set the clock: "
             "timedatectl set-ntp true, or chronyc makestep"
         )
         return [text]

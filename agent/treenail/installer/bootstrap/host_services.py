@@ -14,31 +14,22 @@ from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 
+from treenail import clocks, errors, sd_notify
 from treenail.api.decode import Json
-from treenail.clocks import Clock
 from treenail.controllers.runtime.http_server import parse_address
-from treenail.errors import FileError, UsageError
-from treenail.installer.bootstrap.bootstrap import BootstrapSource, ImageStore
-from treenail.installer.bootstrap.cluster_steps import ConnectCluster
-from treenail.installer.bootstrap.registry_process import STATE_SPACE, check_space
-from treenail.installer.bootstrap.server_certificates import (
-    CaFiles,
-    check_host_clock,
-    prepare_server_certificate,
+from treenail.installer.bootstrap import (
+    bootstrap,
+    cluster_steps,
+    registry_process,
+    server_certificates,
 )
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.installer.directory.install_manifests import InstallManifests
+from treenail.installer.directory import install_files, install_manifests
 from treenail.kube.transport.kubeconfig import read_kubeconfig
-from treenail.provisioning.machines.logged_requests import (
-    ConfigRequestLog,
-    RequestOutcome,
-    RequestRow,
-)
+from treenail.provisioning.machines import logged_requests
 from treenail.provisioning.server.certificate import ServerCertificate
 from treenail.provisioning.server.server import PORT, IgnitionServer
 from treenail.provisioning.server.service import ConfigService
 from treenail.provisioning.tokens.access import OpenAccess
-from treenail.sd_notify import SystemdNotifier
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +57,13 @@ class ConfigServerSettings:
 
 
 def make_config_server(
-    directory: InstallDirectory,
+    directory: install_files.InstallDirectory,
     settings: ConfigServerSettings,
-    source: BootstrapSource,
+    source: bootstrap.BootstrapSource,
     describe_status: Callable[[], Json],
-    files: InstallFiles,
-    clock: Clock,
-    requests: ConfigRequestLog,
+    files: install_files.InstallFiles,
+    clock: clocks.Clock,
+    requests: logged_requests.ConfigRequestLog,
 ) -> IgnitionServer:
     """Return a server that listens, and serves while it is entered; raise `TreenailError`.
 
@@ -98,11 +89,11 @@ def make_config_server(
     )
 
 
-def read_node_kubeconfig(files: InstallFiles, path: Path) -> bytes:
+def read_node_kubeconfig(files: install_files.InstallFiles, path: Path) -> bytes:
     """Read the kubeconfig of machines; raise `FileError`, also when it does not exist."""
     content = files.read(path, limit=_KUBECONFIG_LIMIT)
     if content is None:
-        raise FileError(
+        raise errors.FileError(
             f"cannot read the kubeconfig of machines: {path} does not exist",
             remedy="name the kubeconfig with which kubelets join: --node-kubeconfig FILE",
         )
@@ -110,16 +101,23 @@ def read_node_kubeconfig(files: InstallFiles, path: Path) -> bytes:
 
 
 def _prepare_certificate(
-    directory: InstallDirectory, settings: ConfigServerSettings, files: InstallFiles, now: float
+    directory: install_files.InstallDirectory,
+    settings: ConfigServerSettings,
+    files: install_files.InstallFiles,
+    now: float,
 ) -> tuple[Path, Path]:
     """Return certificate and key of the server, and make them unless an earlier process did."""
-    authority = CaFiles(directory.ca_certificate, directory.ca_key)
+    authority = server_certificates.CaFiles(directory.ca_certificate, directory.ca_key)
     if settings.ca_certificate is not None and settings.ca_key is not None:
-        authority = CaFiles(settings.ca_certificate, settings.ca_key, is_own=False)
+        authority = server_certificates.CaFiles(
+            settings.ca_certificate, settings.ca_key, is_own=False
+        )
     certificate = directory.private / "config-server.crt"
     key = directory.private / "config-server.key"
     names: Sequence[str] = (*settings.hosts, "localhost", "127.0.0.1")
-    issued = prepare_server_certificate(files, authority, certificate, key, names, now)
+    issued = server_certificates.prepare_server_certificate(
+        files, authority, certificate, key, names, now
+    )
     if issued.certificate:
         log.info("made a certificate of the config server for %s", ", ".join(names))
     return certificate, key
@@ -168,13 +166,16 @@ class MachineContacts:
         self._refused: dict[str, str] = {}
         """Reasons by address; empty for a config that was not ready."""
 
-    def record(self, row: RequestRow) -> None:
+    def record(self, row: logged_requests.RequestRow) -> None:
         """Record a request for a config."""
         with self._lock:
-            if row.outcome is RequestOutcome.SERVED:
+            if row.outcome is logged_requests.RequestOutcome.SERVED:
                 self._served.add(row.address)
                 self._refused.pop(row.address, None)
-            elif row.outcome is not RequestOutcome.CHECKED and row.address not in self._served:
+            elif (
+                row.outcome is not logged_requests.RequestOutcome.CHECKED
+                and row.address not in self._served
+            ):
                 is_early = row.status == HTTPStatus.SERVICE_UNAVAILABLE
                 self._refused[row.address] = "" if is_early else row.reason or str(row.outcome)
 
@@ -218,10 +219,12 @@ class StopRequested(BaseException):  # no error
 class HostAdapters:
     """Parts of the host that the command line provides."""
 
-    notifier: SystemdNotifier
-    connect: ConnectCluster
+    notifier: sd_notify.SystemdNotifier
+    connect: cluster_steps.ConnectCluster
     begin_log: Callable[[str], None]
-    open_images: Callable[[InstallManifests], AbstractContextManager[ImageStore]]
+    open_images: Callable[
+        [install_manifests.InstallManifests], AbstractContextManager[bootstrap.ImageStore]
+    ]
 
 
 class HostServices:
@@ -229,12 +232,12 @@ class HostServices:
 
     def __init__(
         self,
-        directory: InstallDirectory,
+        directory: install_files.InstallDirectory,
         server: ConfigServerSettings,
         kubeconfig: str,
         adapters: HostAdapters,
-        files: InstallFiles,
-        clock: Clock,
+        files: install_files.InstallFiles,
+        clock: clocks.Clock,
     ) -> None:
         self._directory = directory
         self._server = server
@@ -244,12 +247,12 @@ class HostServices:
         self._clock = clock
         self._contacts = MachineContacts(directory.registry_access_log)
 
-    def check_host(self, manifests: InstallManifests) -> None:  # noqa: ARG002  # of the interface
+    def check_host(self, manifests: install_manifests.InstallManifests) -> None:  # noqa: ARG002  # of the interface
         """Check free space, and the certificates against the clock; raise `TreenailError`."""
-        check_space(self._directory.root, STATE_SPACE)
+        registry_process.check_space(self._directory.root, registry_process.STATE_SPACE)
         server, private = self._server, self._directory
         paths = [server.certificate, server.ca_certificate, private.ca_certificate]
-        check_host_clock(
+        server_certificates.check_host_clock(
             self._files,
             [each for each in paths if each is not None],
             self._read_kubeconfig_certificates(),
@@ -257,7 +260,7 @@ class HostServices:
         )
 
     def open_server(
-        self, source: BootstrapSource, describe_status: Callable[[], Json]
+        self, source: bootstrap.BootstrapSource, describe_status: Callable[[], Json]
     ) -> AbstractContextManager[object]:
         """Listen; raise `TreenailError`."""
         return make_config_server(
@@ -270,7 +273,9 @@ class HostServices:
             self._contacts,
         )
 
-    def open_images(self, manifests: InstallManifests) -> AbstractContextManager[ImageStore]:
+    def open_images(
+        self, manifests: install_manifests.InstallManifests
+    ) -> AbstractContextManager[bootstrap.ImageStore]:
         """Return the images of the manifests."""
         return self._adapters.open_images(manifests)
 
@@ -278,7 +283,7 @@ class HostServices:
         """Say which machines got config and image."""
         return self._contacts.describe(registry)
 
-    def connect(self) -> ConnectCluster:
+    def connect(self) -> cluster_steps.ConnectCluster:
         """Return a function that reads the kubeconfig again until it connects."""
         return self._adapters.connect
 
@@ -301,7 +306,7 @@ class HostServices:
 
     def _read_kubeconfig_certificates(self) -> dict[str, bytes]:
         """Return the certificates in the kubeconfig; none while it cannot be read."""
-        with suppress(UsageError):
+        with suppress(errors.UsageError):
             found = read_kubeconfig(self._kubeconfig)
             pairs = {"CA": found.ca, "client certificate": found.certificate}
             return {

@@ -18,19 +18,13 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from treenail import __version__
-from treenail.api import documents, machineconfigpool
-from treenail.api.decode import Json
+from treenail.api import decode, documents, machineconfigpool
 from treenail.api.ignition.model import IgnitionFile
 from treenail.api.machineconfig import KIND as MACHINE_CONFIG_KIND
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.installer.directory.install_manifests import (
-    InstallManifests,
-    RenderedPool,
-    render_install_pools,
-)
-from treenail.installer.install_steps import StepContext, StepInputs, StepLimit, StepResult
+from treenail.installer import install_steps
+from treenail.installer.directory import install_files, install_manifests
 
 _RENDERED_KINDS = (MACHINE_CONFIG_KIND, machineconfigpool.KIND, CONTROLLER_CONFIG_KIND)
 _READABLE, _SECRET = 0o644, 0o600
@@ -38,7 +32,9 @@ _READABLE, _SECRET = 0o644, 0o600
 
 
 def list_rendered_files(
-    pools: tuple[RenderedPool, ...], manifests: InstallManifests, directory: InstallDirectory
+    pools: tuple[install_manifests.RenderedPool, ...],
+    manifests: install_manifests.InstallManifests,
+    directory: install_files.InstallDirectory,
 ) -> dict[Path, tuple[bytes, int]]:
     """Return content and mode of all files in the order of writing: pools last. Pure."""
     files = {
@@ -66,10 +62,10 @@ class RenderStep:
 
     def __init__(
         self,
-        directory: InstallDirectory,
-        manifests: InstallManifests,
-        files: InstallFiles,
-        use_pools: Callable[[tuple[RenderedPool, ...]], None],
+        directory: install_files.InstallDirectory,
+        manifests: install_manifests.InstallManifests,
+        files: install_files.InstallFiles,
+        use_pools: Callable[[tuple[install_manifests.RenderedPool, ...]], None],
     ) -> None:
         """``use_pools`` receives the pools, also those of an earlier process."""
         self._directory = directory
@@ -77,7 +73,7 @@ class RenderStep:
         self._files = files
         self._use_pools = use_pools
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of each object that a rendered config depends on."""
         found = {
             f"{each.title} in {each.file}": compute_digest(each.document)
@@ -86,9 +82,9 @@ class RenderStep:
         }
         return {**found, "treenail": __version__}
 
-    def resume(self, result: StepResult) -> bool:
+    def resume(self, result: install_steps.StepResult) -> bool:
         """Render in memory; return whether the files of the earlier process are equal."""
-        pools = render_install_pools(self._manifests)
+        pools = install_manifests.render_install_pools(self._manifests)
         if _list_names(pools) != result:
             return False
         expected = list_rendered_files(pools, self._manifests, self._directory)
@@ -97,9 +93,9 @@ class RenderStep:
         self._use_pools(pools)
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Render, and write all files; remove those of earlier inputs."""
-        pools = render_install_pools(self._manifests)
+        pools = install_manifests.render_install_pools(self._manifests)
         expected = list_rendered_files(pools, self._manifests, self._directory)
         for path, (content, mode) in expected.items():
             self._files.write(path, content, mode=mode)
@@ -123,11 +119,11 @@ def compute_digest(document: object) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _list_names(pools: tuple[RenderedPool, ...]) -> Mapping[str, str]:
+def _list_names(pools: tuple[install_manifests.RenderedPool, ...]) -> Mapping[str, str]:
     return {each.pool.name: each.rendered.name for each in pools}
 
 
-def _dump(document: Json) -> bytes:
+def _dump(document: decode.Json) -> bytes:
     return documents.dump_document(document).encode()
 
 
@@ -155,13 +151,15 @@ class PoolImage:
 class PoolImageProvider(Protocol):
     """Provides the image of a pool: builds it, or finds one that exists."""
 
-    def compute_inputs(self, pool: RenderedPool) -> StepInputs:
+    def compute_inputs(self, pool: install_manifests.RenderedPool) -> install_steps.StepInputs:
         """Compute the digests of everything that the image depends on; raise `TreenailError`."""
 
     def has_image(self, image: PoolImage) -> bool:
         """Return whether the image of an earlier process can still be pulled."""
 
-    def provide_image(self, pool: RenderedPool, context: StepContext) -> PoolImage:
+    def provide_image(
+        self, pool: install_manifests.RenderedPool, context: install_steps.StepContext
+    ) -> PoolImage:
         """Return the image; raise `TreenailError`. Finds what an earlier process has built."""
 
 
@@ -169,7 +167,10 @@ class ImageStep:
     """A `treenail.installer.install_steps.Step` for one pool."""
 
     def __init__(
-        self, pool: RenderedPool, provider: PoolImageProvider, limit: StepLimit | None
+        self,
+        pool: install_manifests.RenderedPool,
+        provider: PoolImageProvider,
+        limit: install_steps.StepLimit | None,
     ) -> None:
         self._pool = pool
         self._provider = provider
@@ -185,12 +186,12 @@ class ImageStep:
             raise RuntimeError(f"step {self.name} is not done")
         return self._image
 
-    def compute_inputs(self) -> StepInputs:
+    def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digests of the rendered config and of the inputs of the image."""
         rendered = {f"rendered config of pool {self._pool.pool.name}": self._pool.rendered.name}
         return {**self._provider.compute_inputs(self._pool), **rendered}
 
-    def resume(self, result: StepResult) -> bool:
+    def resume(self, result: install_steps.StepResult) -> bool:
         """Take over the image of an earlier process if it still exists."""
         if set(result) != set(_FIELDS):
             return False
@@ -200,7 +201,7 @@ class ImageStep:
         self._image = image
         return True
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: install_steps.StepContext) -> install_steps.StepResult:
         """Build or find the image."""
         self._image = image = self._provider.provide_image(self._pool, context)
         return {"image": image.image, "push_spec": image.push_spec, "build_name": image.build_name}
@@ -220,7 +221,7 @@ class StockImages:
     ) -> None:
         """Do nothing."""
 
-    def find_provider(self, pool: RenderedPool) -> PoolImageProvider | None:  # noqa: ARG002  # interface
+    def find_provider(self, pool: install_manifests.RenderedPool) -> PoolImageProvider | None:  # noqa: ARG002  # interface
         """Return None."""
         return None
 

@@ -5,35 +5,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from treenail.api import machineosconfig
-from treenail.api.decode import Json, load_json
+from treenail import clocks, errors
+from treenail.api import decode, machineosconfig
 from treenail.api.ignition.model import IgnitionFile
-from treenail.clocks import Clock
 from treenail.config.bootstrap_registry import list_node_files
-from treenail.controllers.handover.handover_objects import Handover, HandoverImage, make_node_record
-from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
-from treenail.errors import FileError
+from treenail.controllers.handover import handover_objects, image_mode
 from treenail.image.push_spec import parse_push_spec
-from treenail.installer.bootstrap.bootstrap import SERVED_POOLS
-from treenail.installer.bootstrap.bootstrap_registry import (
-    BootstrapRegistry,
-    BootstrapRegistrySettings,
-)
-from treenail.installer.bootstrap.image_steps import PoolImage, PoolImageProvider, compute_digest
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
-from treenail.installer.directory.manifest_checks import MCO_NAMESPACE, find_namespaced
-from treenail.installer.images.build_attempt import PoolBuildSettings
-from treenail.installer.images.built_image import export_pool_image
-from treenail.installer.images.pool_image import (
-    OBJECT_LIMIT,
-    PoolBuildInputs,
-    PoolImageBuilder,
-    get_object_path,
-    make_build_inputs,
-    read_built_image,
-)
-from treenail.installer.install_steps import StepContext, StepInputs
+from treenail.installer import install_steps
+from treenail.installer.bootstrap import bootstrap, bootstrap_registry, image_steps
+from treenail.installer.directory import install_files, install_manifests, manifest_checks
+from treenail.installer.images import build_attempt, built_image, pool_image
 from treenail.kube.resources import SECRETS
 
 
@@ -41,8 +22,8 @@ from treenail.kube.resources import SECRETS
 class ImageSettings:
     """Options of the registry and of builds."""
 
-    registry: BootstrapRegistrySettings
-    build: PoolBuildSettings = field(default_factory=PoolBuildSettings)
+    registry: bootstrap_registry.BootstrapRegistrySettings
+    build: build_attempt.PoolBuildSettings = field(default_factory=build_attempt.PoolBuildSettings)
 
 
 class InstallImages:
@@ -50,11 +31,11 @@ class InstallImages:
 
     def __init__(
         self,
-        directory: InstallDirectory,
-        manifests: InstallManifests,
+        directory: install_files.InstallDirectory,
+        manifests: install_manifests.InstallManifests,
         settings: ImageSettings,
-        files: InstallFiles,
-        clock: Clock,
+        files: install_files.InstallFiles,
+        clock: clocks.Clock,
     ) -> None:
         self._directory = directory
         self._manifests = manifests
@@ -62,11 +43,11 @@ class InstallImages:
         self._files = files
         self._clock = clock
         self._stack = ExitStack()
-        self._registry: BootstrapRegistry | None = None
+        self._registry: bootstrap_registry.BootstrapRegistry | None = None
 
     def __enter__(self) -> Self:
         if self._needs_registry():
-            registry = BootstrapRegistry(
+            registry = bootstrap_registry.BootstrapRegistry(
                 self._directory, self._settings.registry, self._clock, files=self._files
             )
             self._registry = self._stack.enter_context(registry)
@@ -76,39 +57,43 @@ class InstallImages:
         self._registry = None
         self._stack.close()
 
-    def find_provider(self, pool: RenderedPool) -> PoolImageProvider | None:
+    def find_provider(
+        self, pool: install_manifests.RenderedPool
+    ) -> image_steps.PoolImageProvider | None:
         """Return the provider of a pool's image; None for a pool with the stock system."""
         config = self._find_config(pool.pool.name)
         if config is None:
             return None
         if config.pre_built_image:
             return PreBuiltImage(config.pre_built_image)
-        builder = PoolImageBuilder(
+        builder = pool_image.PoolImageBuilder(
             self._directory, self._registry, self._settings.build, self._clock, self._files
         )
         return ImageBuild(builder, self._make_inputs)
 
-    def list_node_files(self, images: Sequence[PoolImage]) -> tuple[IgnitionFile, ...]:
+    def list_node_files(self, images: Sequence[image_steps.PoolImage]) -> tuple[IgnitionFile, ...]:
         """Return the files with which nodes pull from the bootstrap registry."""
         built = [each for each in images if each.push_spec]
         if self._registry is None or not built:
             return ()
-        record = make_node_record(self.make_handover(built))
+        record = handover_objects.make_node_record(self.make_handover(built))
         self._registry.record_address()
         return list_node_files(record, self._registry.ca_pem.encode())
 
-    def make_handover(self, images: Sequence[PoolImage]) -> Handover:
+    def make_handover(self, images: Sequence[image_steps.PoolImage]) -> handover_objects.Handover:
         """Return what the cluster adopts; raise `TreenailError`."""
         found = tuple(
-            HandoverImage(each.pool, each.digest, parse_push_spec(each.push_spec, where=each.pool))
+            handover_objects.HandoverImage(
+                each.pool, each.digest, parse_push_spec(each.push_spec, where=each.pool)
+            )
             for each in images
         )
         objects = tuple(self._list_objects(images))
         registry = self._registry
         if registry is None:
-            return Handover(found, objects=objects)
+            return handover_objects.Handover(found, objects=objects)
         login = registry.pull_login
-        return Handover(
+        return handover_objects.Handover(
             found, registry.address, registry.ca_pem, login.user, login.password, objects
         )
 
@@ -118,20 +103,20 @@ class InstallImages:
         Raises `TreenailError`.
         """
         found = []
-        for pool in SERVED_POOLS:
-            image = read_built_image(self._directory, self._files, pool)
+        for pool in bootstrap.SERVED_POOLS:
+            image = pool_image.read_built_image(self._directory, self._files, pool)
             if image is not None and self._registry is not None:
                 target = self._directory.images / pool
-                name = export_pool_image(image, self._registry.storage, target)
+                name = built_image.export_pool_image(image, self._registry.storage, target)
                 found.append(f"oci:{target}:{name}")
         return ", ".join(found) or str(self._directory.images)
 
     def _needs_registry(self) -> bool:
         settings = self._manifests.settings
-        is_external = settings is not None and settings.registry is RegistryType.EXTERNAL
+        is_external = settings is not None and settings.registry is image_mode.RegistryType.EXTERNAL
         return not is_external and any(
             (config := self._find_config(each)) and not config.pre_built_image
-            for each in SERVED_POOLS
+            for each in bootstrap.SERVED_POOLS
         )
 
     def _find_config(self, pool: str) -> machineosconfig.MachineOSConfig | None:
@@ -141,18 +126,24 @@ class InstallImages:
         configs = self._manifests.image_configs.values()
         return next((each for each in configs if each.pool == pool), None)
 
-    def _make_inputs(self, pool: RenderedPool) -> PoolBuildInputs:
-        return make_build_inputs(
+    def _make_inputs(self, pool: install_manifests.RenderedPool) -> pool_image.PoolBuildInputs:
+        return pool_image.make_build_inputs(
             self._manifests, [pool], pool.pool.name, namespace=self._find_namespace(pool.pool.name)
         )
 
     def _find_namespace(self, pool: str) -> str:
         """Return the namespace of builds in the future cluster: that of their Secrets."""
         config = self._find_config(pool)
-        secret = config and find_namespaced(self._manifests, SECRETS.kind, config.push_secret)
-        return MCO_NAMESPACE if secret and secret.namespace == MCO_NAMESPACE else NAMESPACE
+        secret = config and manifest_checks.find_namespaced(
+            self._manifests, SECRETS.kind, config.push_secret
+        )
+        return (
+            manifest_checks.MCO_NAMESPACE
+            if secret and secret.namespace == manifest_checks.MCO_NAMESPACE
+            else image_mode.NAMESPACE
+        )
 
-    def _list_objects(self, images: Sequence[PoolImage]) -> list[Json]:
+    def _list_objects(self, images: Sequence[image_steps.PoolImage]) -> list[decode.Json]:
         """List the MachineOSConfigs, the Secrets that they name, and the finished builds."""
         found = [each.document for each in self._manifests.list_kind(machineosconfig.KIND)]
         names = {
@@ -164,11 +155,11 @@ class InstallImages:
             each.document for each in self._manifests.list_kind(SECRETS.kind) if each.name in names
         ]
         for image in images:
-            path = get_object_path(self._directory, image.pool)
-            content = self._files.read(path, limit=OBJECT_LIMIT)
+            path = pool_image.get_object_path(self._directory, image.pool)
+            content = self._files.read(path, limit=pool_image.OBJECT_LIMIT)
             if content is None:
-                raise FileError(f"cannot read {path}: the file does not exist")
-            document = load_json(content, where=str(path))
+                raise errors.FileError(f"cannot read {path}: the file does not exist")
+            document = decode.load_json(content, where=str(path))
             if isinstance(document, dict):
                 found.append(document)
         return found
@@ -178,35 +169,41 @@ class ImageBuild:
     """A `treenail.installer.bootstrap.image_steps.PoolImageProvider` that builds."""
 
     def __init__(
-        self, builder: PoolImageBuilder, make_inputs: Callable[[RenderedPool], PoolBuildInputs]
+        self,
+        builder: pool_image.PoolImageBuilder,
+        make_inputs: Callable[[install_manifests.RenderedPool], pool_image.PoolBuildInputs],
     ) -> None:
         self._builder = builder
         self._make_inputs = make_inputs
-        self._pools: dict[str, RenderedPool] = {}
+        self._pools: dict[str, install_manifests.RenderedPool] = {}
 
-    def compute_inputs(self, pool: RenderedPool) -> StepInputs:
+    def compute_inputs(self, pool: install_manifests.RenderedPool) -> install_steps.StepInputs:
         """Compute the digests of the inputs; logins are none of them."""
         self._pools[pool.pool.name] = pool
         inputs = self._make_inputs(pool)
         wanted = self._builder.plan_image(inputs).wanted
         name = pool.pool.name
         return {
-            f"MachineOSConfig {inputs.config.name}": compute_digest(inputs.config.spec),
+            f"MachineOSConfig {inputs.config.name}": image_steps.compute_digest(inputs.config.spec),
             f"base image of pool {name}": wanted.base_image,
             f"content of the image of pool {name}": wanted.content_key,
             f"MachineOSBuild of pool {name}": wanted.name,
         }
 
-    def has_image(self, image: PoolImage) -> bool:
+    def has_image(self, image: image_steps.PoolImage) -> bool:
         """Return whether the registry still has the image."""
         pool = self._pools[image.pool]
         found = self._builder.find_image(self._make_inputs(pool))
         return found is not None and found.pull_spec == image.image
 
-    def provide_image(self, pool: RenderedPool, context: StepContext) -> PoolImage:
+    def provide_image(
+        self, pool: install_manifests.RenderedPool, context: install_steps.StepContext
+    ) -> image_steps.PoolImage:
         """Build the image, or return the one of an earlier process."""
         built = self._builder.build_pool_image(self._make_inputs(pool), context)
-        return PoolImage(pool.pool.name, built.pull_spec, built.push_spec, built.build_name)
+        return image_steps.PoolImage(
+            pool.pool.name, built.pull_spec, built.push_spec, built.build_name
+        )
 
 
 class PreBuiltImage:
@@ -215,15 +212,17 @@ class PreBuiltImage:
     def __init__(self, image: str) -> None:
         self._image = image
 
-    def compute_inputs(self, pool: RenderedPool) -> StepInputs:
+    def compute_inputs(self, pool: install_manifests.RenderedPool) -> install_steps.StepInputs:
         """Return the pull spec."""
         return {f"pre-built image of pool {pool.pool.name}": self._image}
 
-    def has_image(self, image: PoolImage) -> bool:
+    def has_image(self, image: image_steps.PoolImage) -> bool:
         """Return whether it is the image of the annotation."""
         return image.image == self._image
 
-    def provide_image(self, pool: RenderedPool, context: StepContext) -> PoolImage:
+    def provide_image(
+        self, pool: install_manifests.RenderedPool, context: install_steps.StepContext
+    ) -> image_steps.PoolImage:
         """Return the image."""
         context.report(f"pool {pool.pool.name} has the pre-built image {self._image}")
-        return PoolImage(pool.pool.name, self._image)
+        return image_steps.PoolImage(pool.pool.name, self._image)

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from treenail.errors import ConfigError
-from treenail.installer.bootstrap.certificate_request import CertificateRequest, IssuedCertificates
+from treenail.installer.bootstrap import certificate_request
 
 _CA_DAYS, _SERVER_DAYS = 3650, 365
 _RENEW_DAYS = 30
@@ -101,13 +101,17 @@ class InstallationCa:
             self._key.public_key().verify(signature, content, ec.ECDSA(hashes.SHA256()))
 
 
-def issue_certificates(request: CertificateRequest) -> IssuedCertificates:
+def issue_certificates(
+    request: certificate_request.CertificateRequest,
+) -> certificate_request.IssuedCertificates:
     """Return what is missing; raise `ConfigError`."""
     if request.ca_certificate is None:
         request = create_ca(request)
-        created = IssuedCertificates("", request.ca_certificate or b"", request.ca_key)
+        created = certificate_request.IssuedCertificates(
+            "", request.ca_certificate or b"", request.ca_key
+        )
     else:
-        created = IssuedCertificates("")
+        created = certificate_request.IssuedCertificates("")
     authority = load_ca(request)
     issued = replace(created, ca_pem=authority.pem)
     known, names, now = request.server_certificate, request.names, request.now
@@ -117,7 +121,7 @@ def issue_certificates(request: CertificateRequest) -> IssuedCertificates:
     return replace(issued, certificate=identity.certificate, key=identity.key)
 
 
-def load_ca(request: CertificateRequest) -> InstallationCa:
+def load_ca(request: certificate_request.CertificateRequest) -> InstallationCa:
     """Return the CA of a request; raise `ConfigError`."""
     certificate_file, key_file = request.certificate_file, request.key_file
     try:
@@ -142,7 +146,9 @@ def load_ca(request: CertificateRequest) -> InstallationCa:
     return InstallationCa(parsed, loaded, where=certificate_file)
 
 
-def create_ca(request: CertificateRequest) -> CertificateRequest:
+def create_ca(
+    request: certificate_request.CertificateRequest,
+) -> certificate_request.CertificateRequest:
     """Return the request with a new CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     moment = _convert_time(request.now)

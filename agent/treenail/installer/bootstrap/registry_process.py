@@ -14,11 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api.decode import Json
 from treenail.builder.buildah.disk_space import read_disk_space
-from treenail.clocks import Clock
-from treenail.errors import FileError, HostError
-from treenail.installer.directory.install_files import GIB, MIB, format_bytes
+from treenail.installer.directory import install_files
 from treenail.process import stop_process
 
 PROGRAMS = ("docker-registry", "registry")
@@ -62,7 +61,7 @@ def find_registry_program(find: FindProgram, image: str = DEFAULT_IMAGE) -> Regi
             return RegistryProgram(path)
     if path := find("podman"):
         return RegistryProgram(path, image)
-    raise HostError(
+    raise errors.HostError(
         "cannot start the bootstrap registry: this host has neither docker-registry nor podman",
         remedy="run: apt-get install docker-registry, or: dnf install docker-distribution; or set "
         "registry.type to External",
@@ -176,7 +175,7 @@ class RegistryProcess:
                 self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
         except OSError as error:
-            raise FileError(f"cannot write {self._log}: {error.strerror}") from error
+            raise errors.FileError(f"cannot write {self._log}: {error.strerror}") from error
         try:
             self._process = subprocess.Popen(
                 [*wrapper, *self._command],
@@ -188,7 +187,7 @@ class RegistryProcess:
                 start_new_session=True,
             )
         except OSError as error:
-            raise HostError(f"cannot run {self._command[0]}: {error.strerror}") from error
+            raise errors.HostError(f"cannot run {self._command[0]}: {error.strerror}") from error
         finally:
             os.close(descriptor)
 
@@ -199,7 +198,7 @@ class RegistryProcess:
             return
         stop_process(process, _STOP_LIMIT_S)
 
-    def end_abandoned(self, clock: Clock) -> None:
+    def end_abandoned(self, clock: clocks.Clock) -> None:
         """End the process of an earlier run that was killed, where the kernel did not."""
         if self._cleanup:
             with suppress(OSError, subprocess.TimeoutExpired):
@@ -216,7 +215,7 @@ class RegistryProcess:
         for pid in _list_pids():
             while is_own_command(_read_command(pid), self._config_file):
                 if clock.monotonic() > end:
-                    raise HostError(
+                    raise errors.HostError(
                         f"cannot start the bootstrap registry: process {pid} of an earlier run "
                         "does not end",
                         remedy=f"run: kill -9 {pid}",
@@ -256,10 +255,10 @@ def _read_command(pid: int) -> list[str]:
     return content.decode("utf-8", "replace").rstrip("\0").split("\0")
 
 
-DEFAULT_LIMIT = 10 * GIB
-STATE_SPACE = 64 * MIB
+DEFAULT_LIMIT = 10 * install_files.GIB
+STATE_SPACE = 64 * install_files.MIB
 """Free bytes for the state, the rendered configs and the logs."""
-_RESERVE = 256 * MIB
+_RESERVE = 256 * install_files.MIB
 """Free bytes that the file system keeps for logs and for the state of the installation."""
 
 
@@ -280,10 +279,15 @@ class StorageUse:
     def describe_problem(self) -> str:
         """Return why nothing more may be pushed; empty if there is space."""
         if self.used > self.limit:
-            used, limit = format_bytes(self.used), format_bytes(self.limit)
+            used, limit = (
+                install_files.format_bytes(self.used),
+                install_files.format_bytes(self.limit),
+            )
             return f"{self.path} has {used}, above its limit of {limit}"
         if self.free < _RESERVE:
-            return f"the file system of {self.path} has {format_bytes(self.free)} free"
+            return (
+                f"the file system of {self.path} has {install_files.format_bytes(self.free)} free"
+            )
         return ""
 
 
@@ -291,14 +295,14 @@ def check_space(directory: Path, needed: int) -> None:
     """Raise `HostError` unless the file system of the directory has so many free bytes."""
     found = read_disk_space(directory)
     if found is None:
-        raise FileError(
+        raise errors.FileError(
             f"cannot read the free space of {directory}", remedy=f"check it: df -h '{directory}'"
         )
     free = found.free_bytes
     if free < needed:
-        raise HostError(
-            f"cannot install from {directory}: its file system has {free // MIB} MiB free, and the "
-            f"installation needs {needed // MIB} MiB",
+        raise errors.HostError(
+            f"cannot install from {directory}: its file system has {free // install_files.MIB} MiB free, and the "
+            f"installation needs {needed // install_files.MIB} MiB",
             remedy=f"free some space: du -xsh {directory}/.treenail; or move the directory to "
             "another file system",
         )
@@ -308,7 +312,9 @@ def measure_storage(path: Path, limit: int) -> StorageUse:
     """Measure the storage directory; raise `FileError`. Files that vanish meanwhile count 0."""
     found = read_disk_space(path)
     if found is None:
-        raise FileError(f"cannot read the free space of {path}", remedy=f"check it: df -h '{path}'")
+        raise errors.FileError(
+            f"cannot read the free space of {path}", remedy=f"check it: df -h '{path}'"
+        )
     return StorageUse(path, _count_bytes(path), found.free_bytes, limit)
 
 
@@ -316,10 +322,10 @@ def check_storage(path: Path, limit: int) -> StorageUse:
     """Raise `HostError` unless the file system can hold what the limit allows."""
     use = measure_storage(path, limit)
     if use.free < use.needed:
-        raise HostError(
+        raise errors.HostError(
             f"cannot start the bootstrap registry: the file system of {path} has "
-            f"{format_bytes(use.free)} free, and the storage limit of {format_bytes(limit)} needs "
-            f"{format_bytes(use.needed)}",
+            f"{install_files.format_bytes(use.free)} free, and the storage limit of {install_files.format_bytes(limit)} needs "
+            f"{install_files.format_bytes(use.needed)}",
             remedy=f"free space below {path}, or set a lower limit with --registry-storage-limit",
         )
     return use
@@ -328,9 +334,9 @@ def check_storage(path: Path, limit: int) -> StorageUse:
 def check_room(limit: int, image_bytes: int) -> None:
     """Raise `HostError` unless the limit permits an image of this size."""
     if image_bytes > limit:
-        raise HostError(
-            f"the base image has {format_bytes(image_bytes)}, and the bootstrap registry may have "
-            f"{format_bytes(limit)}",
+        raise errors.HostError(
+            f"the base image has {install_files.format_bytes(image_bytes)}, and the bootstrap registry may have "
+            f"{install_files.format_bytes(limit)}",
             remedy="set a higher limit with --registry-storage-limit",
         )
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from treenail.errors import ConfigError
-from treenail.forked import run_forked
-from treenail.installer.bootstrap.certificate_request import CertificateRequest, IssuedCertificates
+from treenail import errors, forked
+from treenail.installer.bootstrap import certificate_request
 from treenail.installer.directory.install_files import InstallFiles
 
 _LIMIT = 64 * 1024  # bytes of a certificate or key of this host
@@ -34,7 +33,7 @@ def prepare_server_certificate(
     key: Path,
     names: Sequence[str],
     now: float,
-) -> IssuedCertificates:
+) -> certificate_request.IssuedCertificates:
     """Make the two files of a server have a certificate that is valid for long.
 
     Raises `ConfigError` and `FileError`.
@@ -43,8 +42,8 @@ def prepare_server_certificate(
     ca_key = b"" if found is None else files.read(ca.key, limit=_LIMIT)
     for path, content in ((ca.certificate, found), (ca.key, ca_key)):
         if content is None and not (ca.is_own and path == ca.certificate):
-            raise ConfigError(f"cannot read the CA: {path} does not exist")
-    request = CertificateRequest(
+            raise errors.ConfigError(f"cannot read the CA: {path} does not exist")
+    request = certificate_request.CertificateRequest(
         str(ca.certificate),
         str(ca.key),
         found,
@@ -53,7 +52,7 @@ def prepare_server_certificate(
         tuple(names),
         now,
     )
-    issued = run_forked(partial(_issue_certificates, request))
+    issued = forked.run_forked(partial(_issue_certificates, request))
     if issued.ca_certificate:
         # The certificate is last: a key without one is replaced.
         files.write(ca.key, issued.ca_key)
@@ -74,7 +73,7 @@ def check_host_clock(
     """
     found = {**_read_certificates(files, paths), **others}
     if any(content.strip() for content in found.values()):
-        run_forked(partial(_check_certificates, found, now))
+        forked.run_forked(partial(_check_certificates, found, now))
 
 
 def _read_certificates(files: InstallFiles, paths: Iterable[Path]) -> dict[str, bytes]:
@@ -82,7 +81,9 @@ def _read_certificates(files: InstallFiles, paths: Iterable[Path]) -> dict[str, 
     return {name: content for name, content in contents if content is not None}
 
 
-def _issue_certificates(request: CertificateRequest) -> IssuedCertificates:
+def _issue_certificates(
+    request: certificate_request.CertificateRequest,
+) -> certificate_request.IssuedCertificates:
     from treenail.installer.bootstrap import installation_ca  # noqa: PLC0415  # cryptography
 
     return installation_ca.issue_certificates(request)

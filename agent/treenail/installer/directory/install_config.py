@@ -8,15 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api import documents
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import ARBITER, MASTER, WORKER
-from treenail.api.yaml11 import FieldRange, ValueBudget, find_positions
-from treenail.controllers.handover.image_mode_field import FIELD, ParsedImageMode, parse_image_mode
+from treenail.api import decode, documents, machineconfigpool, yaml11
+from treenail.controllers.handover import image_mode_field
 from treenail.errors import ConfigError
 from treenail.image.inputs.build_inputs import ARCHITECTURES
-from treenail.installer.directory.install_files import OWN_INSTALL_CONFIG
-from treenail.installer.directory.install_manifests import InstallManifests
+from treenail.installer.directory import install_files, install_manifests
 from treenail.installer.directory.problems import InstallProblem
 
 CONTROL_PLANE_MACHINES, ARBITER_MACHINES = "controlPlane", "arbiter"
@@ -28,7 +24,9 @@ _REPLICAS = "replicas"
 _LIMIT = 100
 
 
-def find_machine_count(manifests: InstallManifests, install_config: bytes | None) -> int | None:
+def find_machine_count(
+    manifests: install_manifests.InstallManifests, install_config: bytes | None
+) -> int | None:
     """Return the machines of the pools master and arbiter; None if no file says it.
 
     ``install_config`` is the content of the install configuration; None without the file.
@@ -47,7 +45,7 @@ def find_machine_count(manifests: InstallManifests, install_config: bytes | None
     return count_machines(document)
 
 
-def count_machines(document: Json) -> int | None:
+def count_machines(document: decode.Json) -> int | None:
     """Return the machines that an install configuration names; None without a number."""
     counts = [_find_replicas(document, name) for name in (CONTROL_PLANE_MACHINES, ARBITER_MACHINES)]
     known = [each for each in counts if each is not None]
@@ -55,7 +53,7 @@ def count_machines(document: Json) -> int | None:
     return None if counts[0] is None else sum(known)
 
 
-def find_count_problems(document: Json) -> Iterator[tuple[str, str]]:
+def find_count_problems(document: decode.Json) -> Iterator[tuple[str, str]]:
     """Yield field and text for each wrong number of machines."""
     for name in (CONTROL_PLANE_MACHINES, ARBITER_MACHINES):
         if name not in document:
@@ -66,7 +64,7 @@ def find_count_problems(document: Json) -> Iterator[tuple[str, str]]:
             yield name, f"{name}: expected {_REPLICAS}, a number from 1 to {_LIMIT}, alone"
 
 
-def _find_replicas(document: Json, name: str) -> int | None:
+def _find_replicas(document: decode.Json, name: str) -> int | None:
     machines = document.get(name)
     count = machines.get(_REPLICAS) if isinstance(machines, Mapping) else None
     if not isinstance(count, int) or isinstance(count, bool):
@@ -76,7 +74,7 @@ def _find_replicas(document: Json, name: str) -> int | None:
 
 PULL_SECRET_FIELD = "pullSecret"  # noqa: S105  # the name of a field
 _MAX_VALUES = 100_000
-_OWN_FIELDS = (FIELD, PULL_SECRET_FIELD, CONTROL_PLANE_MACHINES, ARBITER_MACHINES)
+_OWN_FIELDS = (image_mode_field.FIELD, PULL_SECRET_FIELD, CONTROL_PLANE_MACHINES, ARBITER_MACHINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class InstallConfig:
 
     name: str
     content: bytes = field(repr=False)
-    mode: ParsedImageMode = field(default_factory=ParsedImageMode)
+    mode: image_mode_field.ParsedImageMode = field(default_factory=image_mode_field.ParsedImageMode)
     pull_secret: bytes = field(default=b"", repr=False)
     """Logins of registries; empty without any."""
     architectures: Mapping[str, str] = field(default_factory=dict)
@@ -97,17 +95,17 @@ class InstallConfig:
     @property
     def is_own(self) -> bool:
         """True for the file of treenail: no other program reads it."""
-        return self.name == OWN_INSTALL_CONFIG
+        return self.name == install_files.OWN_INSTALL_CONFIG
 
 
 def parse_install_config(content: bytes, name: str) -> InstallConfig:
     """Read the file; raise `ConfigError` if it is not a YAML object."""
     text = documents.decode_text(content, name)
-    document = documents.load_document(text, where=name, budget=ValueBudget(_MAX_VALUES))
-    mode = parse_image_mode(text, where=name)
+    document = documents.load_document(text, where=name, budget=yaml11.ValueBudget(_MAX_VALUES))
+    mode = image_mode_field.parse_image_mode(text, where=name)
     problems = [InstallProblem(name, each.text, each.remedy, each.line) for each in mode.problems]
-    if name == OWN_INSTALL_CONFIG:
-        positions = find_positions(text, where=name)
+    if name == install_files.OWN_INSTALL_CONFIG:
+        positions = yaml11.find_positions(text, where=name)
         problems += [
             InstallProblem(
                 name,
@@ -139,14 +137,20 @@ def parse_install_config(content: bytes, name: str) -> InstallConfig:
     )
 
 
-def _find_architectures(document: Json) -> dict[str, str]:
+def _find_architectures(document: decode.Json) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, pool in ((CONTROL_PLANE_MACHINES, MASTER), (ARBITER_MACHINES, ARBITER)):
+    for name, pool in (
+        (CONTROL_PLANE_MACHINES, machineconfigpool.MASTER),
+        (ARBITER_MACHINES, machineconfigpool.ARBITER),
+    ):
         _add_architecture(found, pool, document.get(name))
     compute = document.get("compute")
     for each in compute if isinstance(compute, list) else []:
-        if isinstance(each, dict) and each.get("name", WORKER) == WORKER:
-            _add_architecture(found, WORKER, each)
+        if (
+            isinstance(each, dict)
+            and each.get("name", machineconfigpool.WORKER) == machineconfigpool.WORKER
+        ):
+            _add_architecture(found, machineconfigpool.WORKER, each)
     return found
 
 
@@ -170,7 +174,7 @@ def remove_field(content: bytes, name: str, *, where: str) -> bytes:
     """
     text = documents.decode_text(content, where)
     document = documents.load_document(text, where=where)
-    found = find_positions(text, where=where)
+    found = yaml11.find_positions(text, where=where)
     if name not in document:
         return content
     if name not in found.ranges:
@@ -185,7 +189,7 @@ def remove_field(content: bytes, name: str, *, where: str) -> bytes:
     raise _make_error(name, f"{where}, line {line}", cause)
 
 
-def _list_candidates(text: str, field: FieldRange) -> list[str]:
+def _list_candidates(text: str, field: yaml11.FieldRange) -> list[str]:
     """Return texts without the field, the best first."""
     if field.is_flow:
         return [_cut_flow(text, field)]
@@ -205,7 +209,7 @@ def _list_candidates(text: str, field: FieldRange) -> list[str]:
     return [f"{before}{{}}{newline}{rest}"]
 
 
-def _cut_flow(text: str, field: FieldRange) -> str:
+def _cut_flow(text: str, field: yaml11.FieldRange) -> str:
     """Cut key, value and one comma."""
     start, end = field.key_start, field.value_end
     after = _skip_space(text, end)
@@ -239,7 +243,7 @@ def _find_line_end(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def _has_fields(text: str, expected: Json, where: str) -> bool:
+def _has_fields(text: str, expected: decode.Json, where: str) -> bool:
     try:
         return documents.load_document(text, where=where) == expected
     except ConfigError:

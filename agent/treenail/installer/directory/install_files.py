@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail.errors import FileError, UsageError
+from treenail import errors
 
 INSTALL_CONFIG = "install-config.yaml"
 """Install configuration of the OpenShift installer; may have the field ``imageMode``."""
@@ -146,7 +146,7 @@ def require_directory(path: Path, action: str) -> None:
     except OSError as error:
         cause = _NO_DIRECTORY.get(error.errno or 0, error.strerror)
         remedy = _REMEDIES.get(error.errno or 0, "").format(directory=path)
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot {action} {path}: {cause}",
             remedy=remedy or "name the install directory: --dir DIR",
         ) from error
@@ -169,7 +169,7 @@ class InstallFiles:
         except OSError as error:
             raise _make_error("read", path, error) from error
         if len(content) > limit:
-            raise FileError(f"cannot read {path}: it has more than {limit} bytes")
+            raise errors.FileError(f"cannot read {path}: it has more than {limit} bytes")
         return content
 
     def write(self, path: Path, content: bytes, *, mode: int = 0o600) -> bool:
@@ -290,9 +290,9 @@ def _raise_error(error: OSError) -> None:
         raise error
 
 
-def _make_error(verb: str, path: Path, error: OSError) -> FileError:
+def _make_error(verb: str, path: Path, error: OSError) -> errors.FileError:
     remedy = _REMEDIES.get(error.errno or 0, "").format(directory=path.parent)
-    return FileError(f"cannot {verb} {path}: {error.strerror or error}", remedy=remedy)
+    return errors.FileError(f"cannot {verb} {path}: {error.strerror or error}", remedy=remedy)
 
 
 def read_config_content(directory: InstallDirectory) -> bytes | None:

@@ -5,26 +5,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail.api import documents, machineconfig, machineconfigpool, machineosconfig
-from treenail.api.decode import Fields, Json
-from treenail.api.machineconfig import MachineConfig
-from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_pool_fields
-from treenail.api.machineosconfig import MachineOSConfig, reject_unknown_image_config_fields
-from treenail.api.yaml11 import FieldPath, ValueBudget
-from treenail.config.image_mirrors import MIRROR_KINDS, MirrorRule, read_mirror_object
-from treenail.config.validation import validate_config
-from treenail.controllers.handover.image_mode import ImageMode
-from treenail.controllers.handover.image_mode_field import (
-    is_settings_configmap,
-    read_settings_configmap,
+from treenail.api import (
+    decode,
+    documents,
+    machineconfig,
+    machineconfigpool,
+    machineosconfig,
+    yaml11,
 )
+from treenail.config import image_mirrors, validation
+from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.controllers.pools import rollout_policy
-from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.controllers.render import render
-from treenail.controllers.render.render import ControllerConfig, InputManifests, RenderedConfig
 from treenail.errors import ConfigError
-from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.directory.manifest_files import read_manifest_files
+from treenail.installer.directory import install_files, manifest_files
 from treenail.installer.directory.problems import (
     InstallDirectoryError,
     InstallProblem,
@@ -44,7 +38,7 @@ _API_VERSIONS = {
     "ConfigMap": "v1",
     "Namespace": "v1",
     "Secret": "v1",
-    **MIRROR_KINDS,
+    **image_mirrors.MIRROR_KINDS,
 }
 """Kinds that the installation uses; others are ignored."""
 _MAX_OBJECTS = 20000
@@ -63,8 +57,8 @@ class InstallManifest:
     file: str
     """Path below the install directory."""
     line: int
-    document: Json = field(repr=False)
-    path: FieldPath = ()
+    document: decode.Json = field(repr=False)
+    path: yaml11.FieldPath = ()
     """Keys and indexes from the top of the document to an item of a list."""
 
     @property
@@ -88,14 +82,14 @@ class InstallManifests:
 
     objects: dict[tuple[str, str, str], InstallManifest] = field(default_factory=dict)
     """By kind, namespace and name."""
-    pools: dict[str, MachineConfigPool] = field(default_factory=dict)
-    configs: dict[str, MachineConfig] = field(default_factory=dict)
-    controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
-    image_configs: dict[str, MachineOSConfig] = field(default_factory=dict)
-    policies: dict[str, ObservedPolicy] = field(default_factory=dict)
-    mirror_rules: tuple[MirrorRule, ...] = ()
+    pools: dict[str, machineconfigpool.MachineConfigPool] = field(default_factory=dict)
+    configs: dict[str, machineconfig.MachineConfig] = field(default_factory=dict)
+    controller_configs: dict[str, render.ControllerConfig] = field(default_factory=dict)
+    image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
+    policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
+    mirror_rules: tuple[image_mirrors.MirrorRule, ...] = ()
     """Mirrors of registries of OpenShift's objects."""
-    settings: ImageMode | None = None
+    settings: image_mode.ImageMode | None = None
     """Settings that the stage ``prepare`` wrote; None before it."""
     ignored: list[str] = field(default_factory=list)
     """Files of other types, and directories."""
@@ -108,10 +102,10 @@ class InstallManifests:
         """Return the objects of a kind by namespace and name."""
         return [self.objects[each] for each in sorted(self.objects) if each[0] == kind]
 
-    def to_input(self) -> InputManifests:
+    def to_input(self) -> render.InputManifests:
         """Return the objects for `treenail.controllers.render.render.render_pools`."""
         locations = {(kind, name): each.location for (kind, _, name), each in self.objects.items()}
-        return InputManifests(
+        return render.InputManifests(
             pools=self.pools,
             configs=self.configs,
             controller_configs=self.controller_configs,
@@ -142,9 +136,11 @@ def collect_install_manifests(
     ``replaced`` has contents by path below the directory, in place of those of the files; an empty
     content is a file without objects.
     """
-    files = read_manifest_files(InstallDirectory(root), skipped=frozenset(replaced or ()))
+    files = manifest_files.read_manifest_files(
+        install_files.InstallDirectory(root), skipped=frozenset(replaced or ())
+    )
     files.contents.update(replaced or {})
-    reader = _ManifestReader(ValueBudget(value_limit), problems=files.problems)
+    reader = _ManifestReader(yaml11.ValueBudget(value_limit), problems=files.problems)
     reader.found.ignored = files.ignored
     for where, content in files.contents.items():
         reader.read_file(where, content)
@@ -156,7 +152,7 @@ def collect_install_manifests(
 
 @dataclass(slots=True)
 class _ManifestReader:
-    budget: ValueBudget
+    budget: yaml11.ValueBudget
     found: InstallManifests = field(default_factory=InstallManifests)
     problems: list[InstallProblem] = field(default_factory=list)
 
@@ -191,10 +187,12 @@ class _ManifestReader:
                 self.problems.append(manifest.make_problem(text, f"rename it to {pool}"))
             owners.setdefault(pool, manifest)
 
-    def _read_document(self, file: str, line: int, document: Json, path: FieldPath) -> None:
+    def _read_document(
+        self, file: str, line: int, document: decode.Json, path: yaml11.FieldPath
+    ) -> None:
         where = f"{file}, line {line}"
         try:
-            fields = Fields.from_json(document, where)
+            fields = decode.Fields.from_json(document, where)
             kind, version = fields.get_text("kind"), fields.get_text("apiVersion")
             if kind.endswith("List") and "items" in document and len(path) < 2 * _MAX_LIST_DEPTH:
                 for index, item in enumerate(fields.iter_objects("items")):
@@ -252,25 +250,29 @@ class _ManifestReader:
         found, name, document = self.found, manifest.name, manifest.document
         try:
             if manifest.kind == machineconfigpool.KIND:
-                reject_unknown_pool_fields(document)
-                found.pools[name] = MachineConfigPool.from_json(document)
+                machineconfigpool.reject_unknown_pool_fields(document)
+                found.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
             elif manifest.kind == machineconfig.KIND:
-                config = MachineConfig.from_json(document)
+                config = machineconfig.MachineConfig.from_json(document)
                 if not render.is_rendered(config):
-                    validate_config(config)
+                    validation.validate_config(config)
                 found.configs[name] = config
             elif manifest.kind == machineosconfig.KIND:
-                reject_unknown_image_config_fields(document)
-                found.image_configs[name] = MachineOSConfig.from_json(document)
+                machineosconfig.reject_unknown_image_config_fields(document)
+                found.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
             elif manifest.kind == rollout_policy.KIND:
                 rollout_policy.parse_policy(document, name)
-                found.policies[name] = ObservedPolicy.from_json(document)
+                found.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
             elif manifest.kind == render.CONTROLLER_CONFIG_KIND:
-                found.controller_configs[name] = ControllerConfig.from_json(document)
-            elif manifest.kind in MIRROR_KINDS:
-                found.mirror_rules += tuple(read_mirror_object(document, where=manifest.title))
-            elif is_settings_configmap(document):
-                found.settings = read_settings_configmap(document, where=manifest.title)
+                found.controller_configs[name] = render.ControllerConfig.from_json(document)
+            elif manifest.kind in image_mirrors.MIRROR_KINDS:
+                found.mirror_rules += tuple(
+                    image_mirrors.read_mirror_object(document, where=manifest.title)
+                )
+            elif image_mode_field.is_settings_configmap(document):
+                found.settings = image_mode_field.read_settings_configmap(
+                    document, where=manifest.title
+                )
         except ConfigError as error:
             if manifest.kind == machineosconfig.KIND:
                 del found.objects[manifest.kind, manifest.namespace, name]
@@ -282,7 +284,7 @@ class _ManifestReader:
 
 
 def _is_built_in(manifest: InstallManifest) -> bool:
-    meta = Fields.from_json(manifest.document, manifest.title).get_object("metadata")
+    meta = decode.Fields.from_json(manifest.document, manifest.title).get_object("metadata")
     return BUILT_IN_POOL in meta.get_object("labels").values
 
 
@@ -290,10 +292,10 @@ def _is_built_in(manifest: InstallManifest) -> bool:
 class RenderedPool:
     """A pool of the manifests with its rendered config."""
 
-    pool: MachineConfigPool
+    pool: machineconfigpool.MachineConfigPool
     """The pool as the render controller leaves it; its status names the rendered config too."""
-    document: Json = field(repr=False)
-    rendered: RenderedConfig
+    document: decode.Json = field(repr=False)
+    rendered: render.RenderedConfig
 
 
 def render_install_pools(manifests: InstallManifests) -> tuple[RenderedPool, ...]:
@@ -308,16 +310,18 @@ def render_install_pools(manifests: InstallManifests) -> tuple[RenderedPool, ...
     )
 
 
-def _set_rendered(manifests: InstallManifests, name: str, rendered: RenderedConfig) -> RenderedPool:
+def _set_rendered(
+    manifests: InstallManifests, name: str, rendered: render.RenderedConfig
+) -> RenderedPool:
     """Return the pool with the rendered config in spec and status, as the MCO's bootstrap does."""
     manifest = manifests.find(machineconfigpool.KIND, name)
     if manifest is None:
         raise KeyError(name)
     configuration = rendered.to_pool_configuration()
-    fields = Fields.from_json(manifest.document, "")
+    fields = decode.Fields.from_json(manifest.document, "")
     document = {
         **manifest.document,
         "spec": {**fields.get_object("spec").values, "configuration": configuration},
         "status": {**fields.get_object("status").values, "configuration": configuration},
     }
-    return RenderedPool(MachineConfigPool.from_json(document), document, rendered)
+    return RenderedPool(machineconfigpool.MachineConfigPool.from_json(document), document, rendered)

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail.clocks import Clock, SystemClock, format_rfc3339
-from treenail.codec import CodecError, Json, decode, encode, parse_json
-from treenail.errors import FileError, HostError, TreenailError
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail import clocks, codec, errors
+from treenail.installer.directory import install_files
 
 STATE_VERSION = 1
 _CHECKSUM = "checksum"
@@ -28,7 +26,7 @@ _LIMIT = 16 * 1024 * 1024
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 
 
-class InstallStateError(HostError):
+class InstallStateError(errors.HostError):
     """The state of an installation cannot be read, or another process uses it."""
 
 
@@ -108,7 +106,12 @@ class InstallState:
     Hold the lock of the directory while you use it: see `open_install_state`.
     """
 
-    def __init__(self, directory: InstallDirectory, files: InstallFiles, clock: Clock) -> None:
+    def __init__(
+        self,
+        directory: install_files.InstallDirectory,
+        files: install_files.InstallFiles,
+        clock: clocks.Clock,
+    ) -> None:
         """Read the state, or begin a new one; raise `InstallStateError` or `FileError`."""
         self._path = directory.state
         self._files = files
@@ -150,7 +153,7 @@ class InstallState:
         """Record that the running step is done. Raises `FileError`."""
         self._end_step(name, StepState.DONE, result=dict(result))
 
-    def fail_step(self, name: str, error: TreenailError) -> None:
+    def fail_step(self, name: str, error: errors.TreenailError) -> None:
         """Record that the running step failed. Raises `FileError`."""
         reason = str(error)[:_REASON_LIMIT]
         self._end_step(name, StepState.FAILED, reason=reason, remedy=error.remedy[:_REASON_LIMIT])
@@ -179,15 +182,17 @@ class InstallState:
         self._write()
 
     def _read_time(self) -> str:
-        return format_rfc3339(self._clock.now())
+        return clocks.format_rfc3339(self._clock.now())
 
     def _write(self) -> None:
-        document = encode(self._record, version=STATE_VERSION)
+        document = codec.encode(self._record, version=STATE_VERSION)
         complete = {**document, _CHECKSUM: _compute_checksum(document)}
         self._files.write(self._path, json.dumps(complete, indent=1).encode() + b"\n")
 
 
-def parse_install_record(content: bytes, directory: InstallDirectory) -> InstallRecord:
+def parse_install_record(
+    content: bytes, directory: install_files.InstallDirectory
+) -> InstallRecord:
     """Return the state that a file contains; raise `InstallStateError` with the remedy. Pure."""
     reset = f"treenail-controller install reset --dir {directory.root}"
 
@@ -198,7 +203,7 @@ def parse_install_record(content: bytes, directory: InstallDirectory) -> Install
         )
 
     try:
-        document = parse_json(content)
+        document = codec.parse_json(content)
     except ValueError as error:
         raise make_error(f"it is damaged: {error}") from error
     if not isinstance(document, dict):
@@ -213,10 +218,10 @@ def parse_install_record(content: bytes, directory: InstallDirectory) -> Install
     if checksum != _compute_checksum(document):
         raise make_error("it is damaged: its content differs from its checksum")
     try:
-        record = decode(InstallRecord, document, version=STATE_VERSION)
-    except CodecError as error:
+        record = codec.decode(InstallRecord, document, version=STATE_VERSION)
+    except codec.CodecError as error:
         raise make_error(f"it is damaged: {error}") from error
-    if unknown := _find_unknown_key(document, encode(record, version=STATE_VERSION)):
+    if unknown := _find_unknown_key(document, codec.encode(record, version=STATE_VERSION)):
         raise make_error(
             f"this treenail does not know the field {unknown}",
             f"install the treenail that wrote it, or begin again: {reset}",
@@ -224,7 +229,9 @@ def parse_install_record(content: bytes, directory: InstallDirectory) -> Install
     return record
 
 
-def check_install_state(directory: InstallDirectory, files: InstallFiles) -> None:
+def check_install_state(
+    directory: install_files.InstallDirectory, files: install_files.InstallFiles
+) -> None:
     """Raise `InstallStateError` when the next start would refuse the state; accept no state.
 
     Raises `FileError`.
@@ -236,7 +243,9 @@ def check_install_state(directory: InstallDirectory, files: InstallFiles) -> Non
 
 @contextmanager
 def hold_install_lock(
-    directory: InstallDirectory, files: InstallFiles, clock: Clock | None = None
+    directory: install_files.InstallDirectory,
+    files: install_files.InstallFiles,
+    clock: clocks.Clock | None = None,
 ) -> Iterator[None]:
     """Hold the exclusive lock of an install directory; raise `InstallLockedError` with its holder.
 
@@ -247,10 +256,10 @@ def hold_install_lock(
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise FileError(f"cannot open {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot open {path}: {error.strerror}") from error
     try:
         try:
-            _take_lock(descriptor, clock or SystemClock())
+            _take_lock(descriptor, clock or clocks.SystemClock())
         except BlockingIOError as error:
             holder = _read_holder(descriptor)
             raise InstallLockedError(
@@ -268,7 +277,7 @@ def hold_install_lock(
         os.close(descriptor)
 
 
-def _take_lock(descriptor: int, clock: Clock) -> None:
+def _take_lock(descriptor: int, clock: clocks.Clock) -> None:
     """Take the lock; raise `BlockingIOError` when another process keeps it."""
     for _ in range(_LOCK_TRIES - 1):
         with suppress(BlockingIOError):
@@ -279,7 +288,7 @@ def _take_lock(descriptor: int, clock: Clock) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def find_lock_holder(directory: InstallDirectory) -> int | None:
+def find_lock_holder(directory: install_files.InstallDirectory) -> int | None:
     """Return the PID of the lock's holder, 0 if unknown, None if the lock is free."""
     try:
         descriptor = os.open(directory.private / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -299,7 +308,7 @@ def _read_holder(descriptor: int) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _compute_checksum(document: Json) -> str:
+def _compute_checksum(document: codec.Json) -> str:
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
 
@@ -321,7 +330,10 @@ def _find_unknown_key(document: object, known: object, path: str = "") -> str:
 
 
 def reset_installation(
-    directory: InstallDirectory, files: InstallFiles, *, with_images: bool
+    directory: install_files.InstallDirectory,
+    files: install_files.InstallFiles,
+    *,
+    with_images: bool,
 ) -> list[Path]:
     """Remove the state, and with ``with_images`` everything below ``.treenail``; return the paths.
 
@@ -338,7 +350,7 @@ def reset_installation(
     return removed
 
 
-def _list_paths(directory: InstallDirectory, *, with_images: bool) -> Iterator[Path]:
+def _list_paths(directory: install_files.InstallDirectory, *, with_images: bool) -> Iterator[Path]:
     yield directory.state
     yield directory.status
     yield directory.cluster_objects
@@ -354,7 +366,7 @@ def _remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except OSError as error:
-        raise FileError(
+        raise errors.FileError(
             f"cannot remove {error.filename or path}: {error.strerror}",
             remedy=f"remove it: rm -rf {path}",
         ) from error
@@ -370,7 +382,7 @@ def hold_prepare_lock(root: Path) -> Iterator[None]:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise FileError(
+        raise errors.FileError(
             f"cannot open {root}: {error.strerror}", remedy=f"check it: ls -ld '{root}'"
         ) from error
     try:
@@ -386,7 +398,7 @@ def _take_directory_lock(descriptor: int, root: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise HostError(
+        raise errors.HostError(
             f"cannot prepare {root}: another process prepares it",
             remedy="wait until it has ended, and run the command again",
         ) from error

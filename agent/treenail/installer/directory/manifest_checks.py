@@ -15,46 +15,23 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from treenail.api import annotations as key
-from treenail.api import machineosconfig
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import ARBITER, MASTER
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.pullspec import BOOTABLE_LABELS, PullSpec, parse_pull_spec
-from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
-from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, encode_strings
-from treenail.controllers.render.render import is_rendered, render_pools
+from treenail.api import decode, machineconfigpool, machineosconfig, pullspec
+from treenail.controllers.handover import image_mode
+from treenail.controllers.image_build import cluster_reader
+from treenail.controllers.render import render
 from treenail.errors import ConfigError, NotFoundError
-from treenail.image.containerfile import (
-    OWN_PREFIX,
-    Instruction,
-    has_open_quote,
-    parse_containerfile,
-    split_words,
-    strip_quotes,
-)
-from treenail.image.inputs.checks import (
-    InputFinding,
-    InputReason,
-    find_architecture_findings,
-    find_config_findings,
-    find_context_findings,
-    find_pull_secret_findings,
-    find_push_secret_findings,
-    read_context,
-)
-from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE, ContainerfileProblem
+from treenail.image import containerfile
+from treenail.image.inputs import checks, containerfile_problems
 from treenail.image.labels import BASE_IMAGE
-from treenail.installer.directory.install_manifests import InstallManifest, InstallManifests
-from treenail.installer.directory.prepared_manifests import BUILT_IN_POOLS, GENERATED_FILE
-from treenail.installer.directory.problems import InstallProblem
-from treenail.kube.resources import MACHINECONFIGS, SECRETS, Resource
+from treenail.installer.directory import install_manifests, prepared_manifests, problems
+from treenail.kube import resources
 
 
 @dataclass(frozen=True, slots=True)
 class PrebuiltImage:
     """The image of the annotation, by digest."""
 
-    spec: PullSpec
+    spec: pullspec.PullSpec
     text: str
     """The value of the annotation."""
 
@@ -71,7 +48,8 @@ def parse_prebuilt_image(text: str) -> PrebuiltImage:
     if at and slash and ":" in last:
         name = f"{head}/{last.partition(':')[0]}"
     return PrebuiltImage(
-        parse_pull_spec(f"{name}{at}{digest}", where=f"annotation {key.PRE_BUILT_IMAGE}"), text
+        pullspec.parse_pull_spec(f"{name}{at}{digest}", where=f"annotation {key.PRE_BUILT_IMAGE}"),
+        text,
     )
 
 
@@ -85,18 +63,18 @@ class PrebuiltFinding:
 
 
 def find_prebuilt_findings(
-    image: PullSpec, labels: Mapping[str, str], *, base_image: str
+    image: pullspec.PullSpec, labels: Mapping[str, str], *, base_image: str
 ) -> list[PrebuiltFinding]:
     """Compare the labels of an image with what nodes need.
 
     ``base_image`` is the OS image of the release; empty if that is unknown.
     """
     found = []
-    if not any(labels.get(each) for each in BOOTABLE_LABELS):
+    if not any(labels.get(each) for each in pullspec.BOOTABLE_LABELS):
         found.append(
             PrebuiltFinding(
                 f"{image} is no bootable image: it has none of the labels "
-                f"{' and '.join(BOOTABLE_LABELS)}",
+                f"{' and '.join(pullspec.BOOTABLE_LABELS)}",
                 "build it FROM the OS image of the release",
             )
         )
@@ -134,32 +112,39 @@ def _get_digest(image: str) -> str:
 
 
 MCO_NAMESPACE = "openshift-machine-config-operator"
-NAMESPACES = (NAMESPACE, MCO_NAMESPACE)
+NAMESPACES = (image_mode.NAMESPACE, MCO_NAMESPACE)
 """Namespaces in which builds look for Secrets, the first one first."""
 DEFAULT_ARCHITECTURE = "amd64"
-_BOOTSTRAP_POOLS = (MASTER, ARBITER)
+_BOOTSTRAP_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 
 def find_manifest_problems(
-    found: InstallManifests, architectures: Mapping[str, str], *, is_complete: bool = False
-) -> Iterator[InstallProblem]:
+    found: install_manifests.InstallManifests,
+    architectures: Mapping[str, str],
+    *,
+    is_complete: bool = False,
+) -> Iterator[problems.InstallProblem]:
     """Yield what is wrong with the objects of image mode; ``architectures`` are those of pools.
 
     The manifests of a complete directory have the MachineConfigs and the base image of each pool.
     """
     for manifest in found.list_kind(machineosconfig.KIND):
         config = found.image_configs[manifest.name]
-        if config.pool and config.pool not in found.pools and config.pool not in BUILT_IN_POOLS:
-            known = ", ".join(sorted({*found.pools, *BUILT_IN_POOLS}))
+        if (
+            config.pool
+            and config.pool not in found.pools
+            and config.pool not in prepared_manifests.BUILT_IN_POOLS
+        ):
+            known = ", ".join(sorted({*found.pools, *prepared_manifests.BUILT_IN_POOLS}))
             yield manifest.make_problem(
                 f"unknown pool {config.pool:.60}, expected one of {known}",
                 "add a MachineConfigPool of this name to the manifests, or correct the name",
             )
         architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
-        for finding in find_config_findings(config):
+        for finding in checks.find_config_findings(config):
             yield _convert_finding(manifest, finding)
-        for finding in find_architecture_findings(config, [architecture]):
+        for finding in checks.find_architecture_findings(config, [architecture]):
             yield _convert_finding(manifest, finding)
         yield from _check_prebuilt(manifest, config)
         yield from _check_context(found, manifest, config)
@@ -167,7 +152,9 @@ def find_manifest_problems(
     yield from _check_rendering(found, is_complete=is_complete)
 
 
-def find_namespaced(found: InstallManifests, kind: str, name: str) -> InstallManifest | None:
+def find_namespaced(
+    found: install_manifests.InstallManifests, kind: str, name: str
+) -> install_manifests.InstallManifest | None:
     """Return an object in one of the namespaces of builds."""
     places = (found.find(kind, name, each) for each in NAMESPACES)
     return next((each for each in places if each is not None), None)
@@ -179,12 +166,14 @@ def is_cluster_registry(push_spec: str) -> bool:
     return host.endswith(_CLUSTER_SUFFIXES)
 
 
-def is_prebuilt(config: MachineOSConfig) -> bool:
+def is_prebuilt(config: machineosconfig.MachineOSConfig) -> bool:
     """Return whether the pool gets a pre-built image: nothing is built during the installation."""
     return key.PRE_BUILT_IMAGE in config.metadata.annotations
 
 
-def _check_prebuilt(manifest: InstallManifest, config: MachineOSConfig) -> Iterator[InstallProblem]:
+def _check_prebuilt(
+    manifest: install_manifests.InstallManifest, config: machineosconfig.MachineOSConfig
+) -> Iterator[problems.InstallProblem]:
     if is_prebuilt(config):
         try:
             parse_prebuilt_image(config.metadata.annotations[key.PRE_BUILT_IMAGE])
@@ -193,27 +182,33 @@ def _check_prebuilt(manifest: InstallManifest, config: MachineOSConfig) -> Itera
 
 
 def _check_context(
-    found: InstallManifests, manifest: InstallManifest, config: MachineOSConfig
-) -> Iterator[InstallProblem]:
+    found: install_manifests.InstallManifests,
+    manifest: install_manifests.InstallManifest,
+    config: machineosconfig.MachineOSConfig,
+) -> Iterator[problems.InstallProblem]:
     document = None
     if config.context_name:
         context = find_namespaced(found, "ConfigMap", config.context_name)
         document = context.document if context else None
-        findings = [*find_context_findings(document, f"ConfigMap {config.context_name}")]
+        findings = [*checks.find_context_findings(document, f"ConfigMap {config.context_name}")]
         yield from (_convert_finding(context or manifest, each) for each in findings)
         if findings:
             return
-    names = read_context(document, config.context_name).files if config.context_name else ()
+    names = checks.read_context(document, config.context_name).files if config.context_name else ()
     # Of a written MachineOSConfig, the problems of the Containerfile's own file are reported.
-    for entry in config.containerfiles if manifest.file != GENERATED_FILE else ():
+    for entry in (
+        config.containerfiles if manifest.file != prepared_manifests.GENERATED_FILE else ()
+    ):
         for problem in find_source_problems(entry.content, names):
             where = f"spec.containerFile, {entry.architecture}"
             yield manifest.make_problem(f"{where}, {problem}", problem.remedy)
 
 
 def _check_secrets(
-    found: InstallManifests, manifest: InstallManifest, config: MachineOSConfig
-) -> Iterator[InstallProblem]:
+    found: install_manifests.InstallManifests,
+    manifest: install_manifests.InstallManifest,
+    config: machineosconfig.MachineOSConfig,
+) -> Iterator[problems.InstallProblem]:
     where = "spec.renderedImagePushSecret"
     if not config.push_secret:
         yield manifest.make_problem(
@@ -231,44 +226,46 @@ def _check_secrets(
             yield from _describe_missing(found, manifest, config, name, field_name)
             continue
         try:
-            document = encode_strings(secret.document)
+            document = cluster_reader.encode_strings(secret.document)
         except ConfigError as error:
             yield secret.make_problem(str(error), "correct it")
             continue
         findings = (
-            find_push_secret_findings(document, secret.title, config.push_spec)
+            checks.find_push_secret_findings(document, secret.title, config.push_spec)
             if field_name == where and not is_cluster_registry(config.push_spec)
-            else find_pull_secret_findings(document, secret.title)
+            else checks.find_pull_secret_findings(document, secret.title)
         )
         for finding in findings:
             yield _convert_finding(secret, finding)
 
 
 def _describe_missing(
-    found: InstallManifests,
-    manifest: InstallManifest,
-    config: MachineOSConfig,
+    found: install_manifests.InstallManifests,
+    manifest: install_manifests.InstallManifest,
+    config: machineosconfig.MachineOSConfig,
     name: str,
     field_name: str,
-) -> Iterator[InstallProblem]:
+) -> Iterator[problems.InstallProblem]:
     others = [each for each in found.list_kind("Secret") if each.name == name]
     if others:
         namespace = others[0].namespace or "none"
         yield others[0].make_problem(
             f"expected namespace {' or '.join(NAMESPACES)}, where {manifest.title} looks for it, "
             f"found {namespace:.60}",
-            f"set metadata.namespace: {NAMESPACE}",
+            f"set metadata.namespace: {image_mode.NAMESPACE}",
         )
     elif not is_cluster_registry(config.push_spec):
         yield manifest.make_problem(
             f"{field_name} names Secret {name:.60}, which no manifest has",
-            f"add it: kubectl create secret docker-registry {name:.60} -n {NAMESPACE} "
+            f"add it: kubectl create secret docker-registry {name:.60} -n {image_mode.NAMESPACE} "
             "--docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD "
             f"--dry-run=client -o yaml > manifests/{name:.60}.yaml",
         )
 
 
-def _check_rendering(found: InstallManifests, *, is_complete: bool) -> Iterator[InstallProblem]:
+def _check_rendering(
+    found: install_manifests.InstallManifests, *, is_complete: bool
+) -> Iterator[problems.InstallProblem]:
     """Render the pools with MachineConfigs; installers add those of the others later."""
     inputs = found.to_input()
     for name, pool in sorted(found.pools.items()):
@@ -281,13 +278,13 @@ def _check_rendering(found: InstallManifests, *, is_complete: bool) -> Iterator[
             )
             continue
         has_configs = any(
-            selector.matches(each.metadata.labels) and not is_rendered(each)
+            selector.matches(each.metadata.labels) and not render.is_rendered(each)
             for each in found.configs.values()
         )
         if not has_configs and not is_complete:
             continue
         try:
-            rendered, errors = render_pools(inputs, name)
+            rendered, errors = render.render_pools(inputs, name)
         except ConfigError as error:
             rendered, errors = [], [error]
         if rendered:
@@ -298,14 +295,14 @@ def _check_rendering(found: InstallManifests, *, is_complete: bool) -> Iterator[
             file, _, line = place.partition(", line ")
             remedy = each.remedy or "correct the MachineConfigs of the pool"
             if line.isdecimal() and text:
-                yield InstallProblem(file, text, remedy, int(line))
+                yield problems.InstallProblem(file, text, remedy, int(line))
             else:
-                yield InstallProblem("manifests", str(each), remedy)
+                yield problems.InstallProblem("manifests", str(each), remedy)
 
 
 def _check_base(
-    found: InstallManifests, pool: str, rendered_base: str, *, is_complete: bool
-) -> Iterator[InstallProblem]:
+    found: install_manifests.InstallManifests, pool: str, rendered_base: str, *, is_complete: bool
+) -> Iterator[problems.InstallProblem]:
     for manifest in found.list_kind(machineosconfig.KIND):
         config = found.image_configs[manifest.name]
         base = config.base_image or rendered_base
@@ -319,7 +316,7 @@ def _check_base(
             )
         # The bootstrap registry takes the place of this repository, and lacks the base.
         is_replaced = pool in _BOOTSTRAP_POOLS and (
-            found.settings is None or found.settings.registry is RegistryType.BOOTSTRAP
+            found.settings is None or found.settings.registry is image_mode.RegistryType.BOOTSTRAP
         )
         if is_replaced and _get_repository(base) == _get_repository(config.push_spec):
             yield manifest.make_problem(
@@ -336,9 +333,11 @@ def _get_repository(image: str) -> str:
     return f"{head}{slash}{last.partition(':')[0]}"
 
 
-def _convert_finding(manifest: InstallManifest, finding: InputFinding) -> InstallProblem:
+def _convert_finding(
+    manifest: install_manifests.InstallManifest, finding: checks.InputFinding
+) -> problems.InstallProblem:
     remedy = finding.remedy
-    if finding.reason is InputReason.CONTEXT_INVALID and remedy.endswith("to the files"):
+    if finding.reason is checks.InputReason.CONTEXT_INVALID and remedy.endswith("to the files"):
         remedy = "add the ConfigMap to the manifests"
     where = "" if finding.field.startswith("Secret ") else f"{finding.field}: "
     return manifest.make_problem(
@@ -357,22 +356,24 @@ class InstallObjects:
     One without a namespace is in every namespace: ``kubectl apply -n`` chooses it.
     """
 
-    def __init__(self, manifests: InstallManifests, rendered: Mapping[str, Json]) -> None:
+    def __init__(
+        self, manifests: install_manifests.InstallManifests, rendered: Mapping[str, decode.Json]
+    ) -> None:
         """``rendered`` are the rendered MachineConfigs by name."""
         self._manifests = manifests
         self._rendered = rendered
 
-    def get(self, resource: Resource, name: str, *, namespace: str = "") -> Json:
+    def get(self, resource: resources.Resource, name: str, *, namespace: str = "") -> decode.Json:
         """Return an object; raise `NotFoundError`."""
-        if resource is MACHINECONFIGS and name in self._rendered:
+        if resource is resources.MACHINECONFIGS and name in self._rendered:
             return self._rendered[name]
         places = [(each, name) for each in dict.fromkeys((namespace, *NAMESPACES, ""))]
-        if (resource, name) == (SECRETS, GLOBAL_PULL_SECRET):
+        if (resource, name) == (resources.SECRETS, cluster_reader.GLOBAL_PULL_SECRET):
             places.append(_INSTALLER_PULL_SECRET)
         for where, each in places:
             found = self._manifests.find(resource.kind, each, where)
             if found is not None:
-                return encode_strings(found.document)
+                return cluster_reader.encode_strings(found.document)
         place = f"{namespace}/" if namespace else ""
         raise NotFoundError(f"the manifests have no {resource.kind} {place}{name}")
 
@@ -380,17 +381,19 @@ class InstallObjects:
 _WHOLE_CONTEXT = (".", "/")
 
 
-def find_source_problems(text: str, context: Collection[str]) -> Iterator[ContainerfileProblem]:
+def find_source_problems(
+    text: str, context: Collection[str]
+) -> Iterator[containerfile_problems.ContainerfileProblem]:
     """Yield the sources of COPY and ADD that are not among the files of the context."""
-    for instruction in parse_containerfile(text).instructions:
+    for instruction in containerfile.parse_containerfile(text).instructions:
         if instruction.keyword not in ("ADD", "COPY") or instruction.find_flag("from"):
             continue
         for source in _list_sources(instruction):
             name = posixpath.normpath(source).lstrip("/") or "."
-            if name in _WHOLE_CONTEXT or name.startswith(OWN_PREFIX):
+            if name in _WHOLE_CONTEXT or name.startswith(containerfile.OWN_PREFIX):
                 continue
             if not any(fnmatchcase(each, name) for each in context):
-                yield ContainerfileProblem(
+                yield containerfile_problems.ContainerfileProblem(
                     instruction.line,
                     f"{instruction.keyword} {source:.100}: the build has no such file, because the "
                     "install directory is no context of the build",
@@ -401,7 +404,7 @@ def find_source_problems(text: str, context: Collection[str]) -> Iterator[Contai
 
 def is_based_on_system(text: str) -> bool:
     """Return whether the last stage has the system of the pool as base, also through others."""
-    stages = parse_containerfile(text).stages
+    stages = containerfile.parse_containerfile(text).stages
     if not stages:
         return True
     earlier = {each.name: each for each in stages[:-1] if each.name}
@@ -409,10 +412,10 @@ def is_based_on_system(text: str) -> bool:
     while image in earlier and image not in seen:
         seen.add(image)
         image = earlier[image].image
-    return image == CONFIGS_STAGE
+    return image == containerfile_problems.CONFIGS_STAGE
 
 
-def _list_sources(instruction: Instruction) -> list[str]:
+def _list_sources(instruction: containerfile.Instruction) -> list[str]:
     """Return the sources whose names are plain: no here-documents, URLs and variables."""
     operands = instruction.operands
     words: list[str] = []
@@ -422,8 +425,8 @@ def _list_sources(instruction: Instruction) -> list[str]:
         except (ValueError, RecursionError):
             return []
         words = [each for each in decoded if isinstance(each, str)]
-    elif not has_open_quote(operands):
-        words = [strip_quotes(each) for each in split_words(operands)]
+    elif not containerfile.has_open_quote(operands):
+        words = [containerfile.strip_quotes(each) for each in containerfile.split_words(operands)]
     return [
         each
         for each in words[:-1]

@@ -9,31 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from treenail import clocks
 from treenail.api import annotations as key
-from treenail.api import machineosconfig
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.pullspec import PullSpec, parse_pull_spec
-from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
-from treenail.clocks import Clock, SystemClock
-from treenail.config.image_mirrors import NO_MIRRORS, ImageMirrors, read_config_mirrors
-from treenail.config.pullsecret import PullSecret, read_login_secret
-from treenail.controllers.handover.image_mode import NAMESPACE, RegistryType
-from treenail.controllers.image_build.cluster_reader import ClusterReader, encode_strings
+from treenail.api import machineosconfig, pullspec
+from treenail.builder import registries
+from treenail.config import image_mirrors, pullsecret
+from treenail.controllers.handover import image_mode
+from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.render.render import render_pools
 from treenail.errors import ConfigError, TreenailError
+from treenail.image import push_spec
 from treenail.image.oci.documents import read_labels
-from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.installer.directory.install_manifests import InstallManifest, InstallManifests
-from treenail.installer.directory.manifest_checks import (
-    DEFAULT_ARCHITECTURE,
-    InstallObjects,
-    find_namespaced,
-    find_prebuilt_findings,
-    is_cluster_registry,
-    is_prebuilt,
-    parse_prebuilt_image,
-)
-from treenail.installer.directory.problems import InstallProblem
+from treenail.installer.directory import install_manifests, manifest_checks, problems
+from treenail.registry import images, transport, uploads
 from treenail.registry.errors import (
     CertificateUnknown,
     Denied,
@@ -41,11 +29,8 @@ from treenail.registry.errors import (
     RegistryError,
     Unreachable,
 )
-from treenail.registry.images import resolve_image
-from treenail.registry.transport import RegistryLimits
-from treenail.registry.uploads import verify_push_access
 
-_LIMITS = RegistryLimits(connect_s=5.0, attempts=2)
+_LIMITS = transport.RegistryLimits(connect_s=5.0, attempts=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +51,44 @@ class FoundImage:
 class RegistryAccess:
     """Login and CAs of one registry, as the builds of the installation use them."""
 
-    login: PullSecret = field(default_factory=PullSecret, repr=False)
+    login: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
     ca_pem: str = ""
     """CAs beside those of the system and of the checker."""
-    mirrors: ImageMirrors = NO_MIRRORS
+    mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS
 
 
 class RegistryChecker:
     """Looks up images and logins; every method raises `RegistryError`."""
 
-    def __init__(self, settings: RegistrySettings, clock: Clock) -> None:
+    def __init__(self, settings: registries.RegistrySettings, clock: clocks.Clock) -> None:
         # A user waits for the answer, and can repeat the command.
         self._settings = replace(settings, limits=settings.limits or _LIMITS)
         self._clock = clock
 
-    def find_image(self, image: PullSpec, architecture: str, access: RegistryAccess) -> FoundImage:
+    def find_image(
+        self, image: pullspec.PullSpec, architecture: str, access: RegistryAccess
+    ) -> FoundImage:
         """Return an image; of a list of manifests, that of the architecture."""
         settings = self._add_access(access)
 
-        def find(place: ImageName) -> FoundImage:
+        def find(place: registries.ImageName) -> FoundImage:
             with settings.open_client(place.registry, place.repository, self._clock) as client:
-                found = resolve_image(client, place.repository, place.reference, architecture)
+                found = images.resolve_image(
+                    client, place.repository, place.reference, architecture
+                )
             size = sum(each.size for each in found.layers)
             labels = read_labels(found.config)
             return FoundImage(found.digest, labels, size, place.registry, place.repository)
 
-        name = ImageName(image.registry, image.repository, image.digest)
-        return pull_from_places(name, access.mirrors, find)
+        name = registries.ImageName(image.registry, image.repository, image.digest)
+        return registries.pull_from_places(name, access.mirrors, find)
 
-    def check_login(self, target: PushSpec, access: RegistryAccess) -> bool:
+    def check_login(self, target: push_spec.PushSpec, access: RegistryAccess) -> bool:
         """Return whether the login may push; begins an upload, and cancels it."""
         settings = self._add_access(access)
         with settings.open_client(target.registry, target.repository, self._clock) as client:
             try:
-                verify_push_access(client, target.repository)
+                uploads.verify_push_access(client, target.repository)
             except (Denied, LoginRefused):
                 return False
         return True
@@ -111,7 +100,7 @@ class RegistryChecker:
             return False
         # Without a login: its certificate is verified before the registry asks for one.
         settings = replace(
-            self._settings, secret=PullSecret(), tls=replace(tls, ca_pem=access.ca_pem)
+            self._settings, secret=pullsecret.PullSecret(), tls=replace(tls, ca_pem=access.ca_pem)
         )
         with settings.open_client(registry, repository, self._clock) as client:
             try:
@@ -122,7 +111,7 @@ class RegistryChecker:
                 return False
         return False
 
-    def _add_access(self, access: RegistryAccess) -> RegistrySettings:
+    def _add_access(self, access: RegistryAccess) -> registries.RegistrySettings:
         tls = self._settings.tls
         ca_pem = "\n".join(filter(None, (tls.ca_pem, access.ca_pem)))
         return replace(self._settings, secret=access.login, tls=replace(tls, ca_pem=ca_pem))
@@ -134,10 +123,10 @@ def describe_registry_error(error: TreenailError) -> tuple[str, str]:
     return str(error), remedy or "correct it, or leave out the checks of registries: --offline"
 
 
-def parse_image(text: str) -> PullSpec | None:
+def parse_image(text: str) -> pullspec.PullSpec | None:
     """Return an image by digest; None for another text, which other checks report."""
     try:
-        return parse_pull_spec(text, where="the image")
+        return pullspec.parse_pull_spec(text, where="the image")
     except ConfigError:
         return None
 
@@ -156,7 +145,7 @@ class OnlineChecks:
     """OS image of the release, where the manifests do not say it."""
     base_sizes: dict[str, int] = field(default_factory=dict)
     """Compressed bytes of the base images that were found, by pull spec."""
-    _problems: list[InstallProblem] = field(default_factory=list)
+    _problems: list[problems.InstallProblem] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
     _unreachable: dict[str, RegistryError] = field(default_factory=dict)
     """By registry and its mirrors: each further request would wait again."""
@@ -168,8 +157,8 @@ class OnlineChecks:
     """Registries whose trust without ``--ca`` was checked."""
 
     def find_problems(
-        self, found: InstallManifests, architectures: Mapping[str, str]
-    ) -> tuple[list[InstallProblem], list[str]]:
+        self, found: install_manifests.InstallManifests, architectures: Mapping[str, str]
+    ) -> tuple[list[problems.InstallProblem], list[str]]:
         """Return problems and notes; the objects are valid."""
         self._problems, self._notes = [], []
         self._named.clear()
@@ -177,8 +166,8 @@ class OnlineChecks:
         self._trusted.clear()
         for manifest in found.list_kind(machineosconfig.KIND):
             config = found.image_configs[manifest.name]
-            architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
-            if is_prebuilt(config):
+            architecture = architectures.get(config.pool, manifest_checks.DEFAULT_ARCHITECTURE)
+            if manifest_checks.is_prebuilt(config):
                 self._check_prebuilt(found, manifest, config, architecture)
             else:
                 self._check_base(found, manifest, config, architecture)
@@ -187,12 +176,14 @@ class OnlineChecks:
 
     def _check_prebuilt(
         self,
-        found: InstallManifests,
-        manifest: InstallManifest,
-        config: MachineOSConfig,
+        found: install_manifests.InstallManifests,
+        manifest: install_manifests.InstallManifest,
+        config: machineosconfig.MachineOSConfig,
         architecture: str,
     ) -> None:
-        image = parse_prebuilt_image(config.metadata.annotations[key.PRE_BUILT_IMAGE]).spec
+        image = manifest_checks.parse_prebuilt_image(
+            config.metadata.annotations[key.PRE_BUILT_IMAGE]
+        ).spec
         access = find_access(found, config.base_pull_secret, image.registry, config.pool)
         try:
             labels = self._find_image(image, architecture, access).labels
@@ -200,7 +191,7 @@ class OnlineChecks:
             self._report_error(manifest, "pre-built image", error)
             return
         base = self.base_image or find_release_base(found)
-        for finding in find_prebuilt_findings(image, labels, base_image=base):
+        for finding in manifest_checks.find_prebuilt_findings(image, labels, base_image=base):
             if finding.is_certain:
                 self._problems.append(manifest.make_problem(finding.text, finding.remedy))
             else:
@@ -208,9 +199,9 @@ class OnlineChecks:
 
     def _check_base(
         self,
-        found: InstallManifests,
-        manifest: InstallManifest,
-        config: MachineOSConfig,
+        found: install_manifests.InstallManifests,
+        manifest: install_manifests.InstallManifest,
+        config: machineosconfig.MachineOSConfig,
         architecture: str,
     ) -> None:
         image = find_base_image(found, config)
@@ -223,12 +214,17 @@ class OnlineChecks:
             self._report_error(manifest, "base image", error)
 
     def _check_push_login(
-        self, found: InstallManifests, manifest: InstallManifest, config: MachineOSConfig
+        self,
+        found: install_manifests.InstallManifests,
+        manifest: install_manifests.InstallManifest,
+        config: machineosconfig.MachineOSConfig,
     ) -> None:
-        if is_cluster_registry(config.push_spec):
+        if manifest_checks.is_cluster_registry(config.push_spec):
             return
-        target = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-        is_needed_now = found.settings and found.settings.registry is RegistryType.EXTERNAL
+        target = push_spec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+        is_needed_now = (
+            found.settings and found.settings.registry is image_mode.RegistryType.EXTERNAL
+        )
         try:
             access = find_access(found, config.push_secret, target.registry)
             if not self._ask(target.registry, lambda: self.checker.check_login(target, access)):
@@ -249,7 +245,9 @@ class OnlineChecks:
                     f"{error}"
                 )
 
-    def _find_image(self, image: PullSpec, architecture: str, access: RegistryAccess) -> FoundImage:
+    def _find_image(
+        self, image: pullspec.PullSpec, architecture: str, access: RegistryAccess
+    ) -> FoundImage:
         name = f"{image.registry}/{image.repository}"
         places = access.mirrors.list_places(name, is_digest=True)
         found = self._ask(
@@ -279,7 +277,9 @@ class OnlineChecks:
             self._unreachable[registry] = error
             raise
 
-    def _report_error(self, manifest: InstallManifest, what: str, error: RegistryError) -> None:
+    def _report_error(
+        self, manifest: install_manifests.InstallManifest, what: str, error: RegistryError
+    ) -> None:
         """Report an error; of several images in an unreachable registry, that of the first."""
         registry = next((name for name, each in self._unreachable.items() if each is error), "")
         if registry and registry in self._named:
@@ -287,20 +287,24 @@ class OnlineChecks:
         self._named.add(registry)
         self._report(manifest, f"{what}: {error}", error.remedy)
 
-    def _report(self, manifest: InstallManifest, text: str, remedy: str) -> None:
+    def _report(self, manifest: install_manifests.InstallManifest, text: str, remedy: str) -> None:
         remedy = f"{remedy}, {_OFFLINE}" if remedy else f"correct it, {_OFFLINE}"
         self._problems.append(manifest.make_problem(text, remedy))
 
 
 def find_access(
-    found: InstallManifests, secret: str, registry: str, pool: str = ""
+    found: install_manifests.InstallManifests, secret: str, registry: str, pool: str = ""
 ) -> RegistryAccess:
     """Return the logins of a Secret, and the CAs of the ControllerConfig for a registry.
 
     With a pool, also its mirrors and their CAs: builds pull images from them.
     """
-    reader = ClusterReader(InstallObjects(found, {}), SystemClock(), namespace=NAMESPACE)
-    mirrors = find_mirrors(found, pool) if pool else NO_MIRRORS
+    reader = cluster_reader.ClusterReader(
+        manifest_checks.InstallObjects(found, {}),
+        clocks.SystemClock(),
+        namespace=image_mode.NAMESPACE,
+    )
+    mirrors = find_mirrors(found, pool) if pool else image_mirrors.NO_MIRRORS
     try:
         cas = dict.fromkeys(map(reader.read_ca, (registry, *mirrors.list_registries())))
         ca_pem = "\n".join(filter(None, cas))
@@ -309,34 +313,40 @@ def find_access(
     return RegistryAccess(find_login(found, secret), ca_pem, mirrors)
 
 
-def find_mirrors(found: InstallManifests, pool: str) -> ImageMirrors:
+def find_mirrors(
+    found: install_manifests.InstallManifests, pool: str
+) -> image_mirrors.ImageMirrors:
     """Return the mirrors of a pool's builds; other checks report what cannot be read."""
-    mirrors = NO_MIRRORS
+    mirrors = image_mirrors.NO_MIRRORS
     with suppress(TreenailError):
         rendered, _ = render_pools(found.to_input(), pool)
         if rendered:
-            mirrors = read_config_mirrors(rendered[0].config)
+            mirrors = image_mirrors.read_config_mirrors(rendered[0].config)
     return mirrors.add_rules(found.mirror_rules)
 
 
-def find_login(found: InstallManifests, name: str) -> PullSecret:
+def find_login(found: install_manifests.InstallManifests, name: str) -> pullsecret.PullSecret:
     """Return the logins of a Secret among the manifests; none if it is absent or invalid."""
-    secret = find_namespaced(found, "Secret", name) if name else None
+    secret = manifest_checks.find_namespaced(found, "Secret", name) if name else None
     if secret is None:
-        return PullSecret()
+        return pullsecret.PullSecret()
     try:
-        return read_login_secret(encode_strings(secret.document), where=secret.title)
+        return pullsecret.read_login_secret(
+            cluster_reader.encode_strings(secret.document), where=secret.title
+        )
     except TreenailError:
-        return PullSecret()
+        return pullsecret.PullSecret()
 
 
-def find_release_base(found: InstallManifests) -> str:
+def find_release_base(found: install_manifests.InstallManifests) -> str:
     """Return the OS image of the release; empty if the manifests do not say it."""
     configs = found.controller_configs.values()
     return next((each.base_images.os for each in configs), "")
 
 
-def find_base_image(found: InstallManifests, config: MachineOSConfig) -> PullSpec | None:
+def find_base_image(
+    found: install_manifests.InstallManifests, config: machineosconfig.MachineOSConfig
+) -> pullspec.PullSpec | None:
     """Return the base image of a pool's build; None if the manifests do not say it by digest."""
     if config.base_image:
         return parse_image(config.base_image)

@@ -14,62 +14,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from treenail import errors
 from treenail.api import annotations as key
-from treenail.api import documents, machineosconfig
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import MASTER, WORKER
-from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
-from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
+from treenail.api import decode, documents, machineconfigpool, machineosconfig, yaml11
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, ImageModePool
-from treenail.controllers.handover.image_mode_field import FIELD
-from treenail.errors import ConfigError, FileError, UsageError
-from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE, find_containerfile_problems
-from treenail.installer.directory.install_config import (
-    CONTROL_PLANE_MACHINES,
-    PULL_SECRET_FIELD,
-    InstallConfig,
-    parse_install_config,
-    remove_field,
-)
-from treenail.installer.directory.install_files import (
-    INSTALL_CONFIG,
-    OWN_INSTALL_CONFIG,
-    InstallDirectory,
-    InstallFiles,
-    require_directory,
-)
-from treenail.installer.directory.install_manifests import (
-    InstallManifest,
-    InstallManifests,
-    collect_install_manifests,
-)
-from treenail.installer.directory.install_state import hold_prepare_lock
-from treenail.installer.directory.manifest_checks import (
-    find_manifest_problems,
-    find_source_problems,
-    is_based_on_system,
-    parse_prebuilt_image,
-)
-from treenail.installer.directory.manifest_files import (
-    NotAFileError,
-    find_link_problem,
-    read_file,
-    read_manifest,
-    read_regular_file,
-)
-from treenail.installer.directory.online_checks import OnlineChecks
-from treenail.installer.directory.prepared_logins import read_logins, select_push_logins
-from treenail.installer.directory.prepared_manifests import (
-    BUILT_IN_POOLS,
-    FILE_NAME,
-    GENERATED_FILE,
-    PULL_SECRET,
-    PUSH_SECRET,
-    PreparedImage,
-    PreparedInputs,
-    format_manifests,
-    is_unchanged,
+from treenail.controllers.handover import image_mode, image_mode_field
+from treenail.image.inputs import containerfile_problems
+from treenail.installer.directory import (
+    install_config,
+    install_files,
+    install_manifests,
+    install_state,
+    manifest_checks,
+    manifest_files,
+    online_checks,
+    prepared_logins,
+    prepared_manifests,
 )
 from treenail.installer.directory.problems import (
     InstallDirectoryError,
@@ -110,8 +70,8 @@ class CheckedDirectory:
     """An install directory as the stage leaves it; nothing is written yet."""
 
     root: Path
-    config: InstallConfig | None
-    found: InstallManifests
+    config: install_config.InstallConfig | None
+    found: install_manifests.InstallManifests
     architectures: Mapping[str, str]
     problems: tuple[InstallProblem, ...]
     notes: tuple[str, ...]
@@ -126,8 +86,8 @@ class CheckedDirectory:
 def prepare_directory(
     root: Path,
     options: PrepareOptions,
-    files: InstallFiles,
-    online: OnlineChecks | None = None,
+    files: install_files.InstallFiles,
+    online: online_checks.OnlineChecks | None = None,
 ) -> list[str]:
     """Check and complete an install directory; return lines for the user.
 
@@ -135,21 +95,26 @@ def prepare_directory(
     all problems, `UsageError` without anything to prepare, `HostError` while another process
     prepares the directory, and `FileError`.
     """
-    require_directory(root, _ACTION)
-    with hold_prepare_lock(root):
+    install_files.require_directory(root, _ACTION)
+    with install_state.hold_prepare_lock(root):
         return _write_prepared(root, check_directory(root, options, online), files)
 
 
-def _write_prepared(root: Path, checked: CheckedDirectory, files: InstallFiles) -> list[str]:
+def _write_prepared(
+    root: Path, checked: CheckedDirectory, files: install_files.InstallFiles
+) -> list[str]:
     if checked.problems:
         raise InstallDirectoryError(f"cannot prepare {root}", checked.problems)
-    config, path = checked.config, InstallDirectory(root).manifests / FILE_NAME
+    config, path = (
+        checked.config,
+        install_files.InstallDirectory(root).manifests / prepared_manifests.FILE_NAME,
+    )
     edited = drop_prebuilt_tags(root, checked.found)
     lines = [*checked.notes]
     if checked.manifests and _write_file(files, path, checked.manifests, 0o600, root.stat()):
-        lines.append(f"wrote {GENERATED_FILE}")
+        lines.append(f"wrote {prepared_manifests.GENERATED_FILE}")
     if checked.manifests == b"" and files.remove(path):
-        lines.append(f"removed {GENERATED_FILE}")
+        lines.append(f"removed {prepared_manifests.GENERATED_FILE}")
     for name, content in edited.items():
         found = _read_status(root / name)
         _write_file(files, root / name, content, found.st_mode & 0o777, found)
@@ -157,12 +122,12 @@ def _write_prepared(root: Path, checked: CheckedDirectory, files: InstallFiles) 
     if config and checked.new_config:
         found = _read_status(root / config.name)
         _write_file(files, root / config.name, checked.new_config, found.st_mode & 0o777, found)
-        lines.append(f"removed the field {FIELD} from {config.name}")
+        lines.append(f"removed the field {image_mode_field.FIELD} from {config.name}")
     return [*lines, _describe_result(root, checked.found, config)]
 
 
 def check_directory(
-    root: Path, options: PrepareOptions, online: OnlineChecks | None = None
+    root: Path, options: PrepareOptions, online: online_checks.OnlineChecks | None = None
 ) -> CheckedDirectory:
     """Check an install directory; raise `UsageError`, `ConfigError` and `FileError`.
 
@@ -172,7 +137,7 @@ def check_directory(
     state = _Preparation(problems=[*(config.problems if config else ())])
     found = _prepare_manifests(root, options, config, state)
     architectures = {**(config.architectures if config else {}), **options.architectures}
-    state.problems += find_manifest_problems(
+    state.problems += manifest_checks.find_manifest_problems(
         found,
         architectures,
         # Another installer adds MachineConfigs and the base image later.
@@ -198,25 +163,25 @@ def check_directory(
     )
 
 
-def read_install_config(root: Path) -> InstallConfig | None:
+def read_install_config(root: Path) -> install_config.InstallConfig | None:
     """Read the install configuration; None without one. Raises `ConfigError` and `FileError`."""
-    require_directory(root, _ACTION)
+    install_files.require_directory(root, _ACTION)
     found = []
-    for name in (INSTALL_CONFIG, OWN_INSTALL_CONFIG):
+    for name in (install_files.INSTALL_CONFIG, install_files.OWN_INSTALL_CONFIG):
         content = _read_config_file(root, name)
         if content is None:
             continue
         try:
-            found.append(parse_install_config(content, name))
-        except ConfigError as error:
+            found.append(install_config.parse_install_config(content, name))
+        except errors.ConfigError as error:
             text, line = split_location(str(error), name)
             problem = InstallProblem(name, text, error.remedy or "correct the file", line)
             raise InstallDirectoryError(f"cannot read {root}", [problem]) from error
     with_field = [each for each in found if each.mode.settings is not None]
     if len(with_field) > 1:
-        raise UsageError(
-            f"cannot prepare {root}: {INSTALL_CONFIG} and {OWN_INSTALL_CONFIG} both have the field "
-            f"{FIELD}",
+        raise errors.UsageError(
+            f"cannot prepare {root}: {install_files.INSTALL_CONFIG} and {install_files.OWN_INSTALL_CONFIG} both have the field "
+            f"{image_mode_field.FIELD}",
             remedy="remove one of the two fields",
         )
     return next(iter([*with_field, *found]), None)
@@ -225,62 +190,72 @@ def read_install_config(root: Path) -> InstallConfig | None:
 def _read_config_file(root: Path, name: str) -> bytes | None:
     """Read an install configuration; None without one. A link must not lead out: it is edited."""
     path = root / name
-    problem = find_link_problem(root, path, name)
+    problem = manifest_files.find_link_problem(root, path, name)
     if problem is not None:
         raise InstallDirectoryError(f"cannot read {root}", [problem])
-    return read_file(path)
+    return manifest_files.read_file(path)
 
 
 def _prepare_manifests(
     root: Path,
     options: PrepareOptions,
-    config: InstallConfig | None,
+    config: install_config.InstallConfig | None,
     state: _Preparation,
-) -> InstallManifests:
+) -> install_manifests.InstallManifests:
     """Return the manifests as they will be; set the content of the new file."""
     settings = config.mode.settings if config else None
     if config is None or settings is None:
-        found, problems = collect_install_manifests(root)
+        found, problems = install_manifests.collect_install_manifests(root)
         state.problems += problems
         if not problems and found.settings is None and not found.image_configs:
-            where = config.name if config else f"{INSTALL_CONFIG} or {OWN_INSTALL_CONFIG}"
-            raise UsageError(
-                f"cannot prepare {root}: there is no field {FIELD} in {where}, and no "
+            where = (
+                config.name
+                if config
+                else f"{install_files.INSTALL_CONFIG} or {install_files.OWN_INSTALL_CONFIG}"
+            )
+            raise errors.UsageError(
+                f"cannot prepare {root}: there is no field {image_mode_field.FIELD} in {where}, and no "
                 "MachineOSConfig among the manifests",
-                remedy=f"add the field {FIELD}, see treenail-install(7), or name the install "
+                remedy=f"add the field {image_mode_field.FIELD}, see treenail-install(7), or name the install "
                 "directory: treenail-controller install prepare --dir DIR",
             )
         return found
-    generated = InstallDirectory(root).manifests / FILE_NAME
-    if problem := find_link_problem(root, generated, GENERATED_FILE):
+    generated = install_files.InstallDirectory(root).manifests / prepared_manifests.FILE_NAME
+    if problem := manifest_files.find_link_problem(
+        root, generated, prepared_manifests.GENERATED_FILE
+    ):
         state.problems.append(problem)
-    state.previous = previous = read_file(generated)
-    if previous is not None and not is_unchanged(previous):
+    state.previous = previous = manifest_files.read_file(generated)
+    if previous is not None and not prepared_manifests.is_unchanged(previous):
         state.problems.append(
             InstallProblem(
-                GENERATED_FILE,
-                f"it was edited, and {config.name} has the field {FIELD} that it is written from",
+                prepared_manifests.GENERATED_FILE,
+                f"it was edited, and {config.name} has the field {image_mode_field.FIELD} that it is written from",
                 "move your objects to a file of another name, and run: "
-                f"rm '{root / GENERATED_FILE}'",
+                f"rm '{root / prepared_manifests.GENERATED_FILE}'",
             )
         )
-    found, problems = collect_install_manifests(root, {GENERATED_FILE: b""})
+    found, problems = install_manifests.collect_install_manifests(
+        root, {prepared_manifests.GENERATED_FILE: b""}
+    )
     state.problems += problems
     if not settings.is_enabled:
-        state.notes.append(f"{FIELD} is not enabled: no manifest is written")
+        state.notes.append(f"{image_mode_field.FIELD} is not enabled: no manifest is written")
         state.content = b""
         return found
     if config.is_own and config.machines is None:
         state.notes.append(
             f"{config.name} does not say how many machines the control plane has: the first one "
-            f"that joins completes the installation; add, for example: {CONTROL_PLANE_MACHINES}: "
+            f"that joins completes the installation; add, for example: {install_config.CONTROL_PLANE_MACHINES}: "
             "{replicas: 3}"
         )
     inputs = _collect_inputs(root, options, config, settings, found, previous or b"", state)
     if state.problems:
         return found
-    state.content = format_manifests(inputs)
-    found, problems = collect_install_manifests(root, {GENERATED_FILE: state.content})
+    state.content = prepared_manifests.format_manifests(inputs)
+    found, problems = install_manifests.collect_install_manifests(
+        root, {prepared_manifests.GENERATED_FILE: state.content}
+    )
     state.problems += problems
     return found
 
@@ -288,17 +263,17 @@ def _prepare_manifests(
 def _collect_inputs(
     root: Path,
     options: PrepareOptions,
-    config: InstallConfig,
-    settings: ImageMode,
-    found: InstallManifests,
+    config: install_config.InstallConfig,
+    settings: image_mode.ImageMode,
+    found: install_manifests.InstallManifests,
     previous: bytes,
     state: _Preparation,
-) -> PreparedInputs:
+) -> prepared_manifests.PreparedInputs:
     owners = {each.pool: each.name for each in found.image_configs.values()}
     images = []
     for pool, line in zip(settings.pools, config.mode.pool_lines, strict=True):
-        if pool.name not in found.pools and pool.name not in BUILT_IN_POOLS:
-            known = ", ".join(sorted({*found.pools, *BUILT_IN_POOLS}))
+        if pool.name not in found.pools and pool.name not in prepared_manifests.BUILT_IN_POOLS:
+            known = ", ".join(sorted({*found.pools, *prepared_manifests.BUILT_IN_POOLS}))
             text = f"unknown pool {pool.name:.60}, expected one of {known}"
             remedy = "correct the name, or add a MachineConfigPool of this name to the manifests"
             state.problems.append(InstallProblem(config.name, text, remedy, line))
@@ -311,76 +286,93 @@ def _collect_inputs(
         else:
             images.append(_read_image(root, config, pool, line, state))
     named = {*owners, *(each.name for each in settings.pools)}
-    for name in (MASTER, WORKER):
+    for name in (machineconfigpool.MASTER, machineconfigpool.WORKER):
         if name not in named and not config.mode.problems:
             state.problems.append(
                 InstallProblem(
                     config.name,
-                    f"{FIELD}.pools has no entry for pool {name}: its image needs a "
+                    f"{image_mode_field.FIELD}.pools has no entry for pool {name}: its image needs a "
                     "renderedImagePushSpec",
                     f"add: - name: {name}, with renderedImagePushSpec: REGISTRY/REPOSITORY:TAG",
                     config.mode.line,
                 )
             )
-    logins = read_logins(options.pull_secret, options.push_secret, config, previous)
+    logins = prepared_logins.read_logins(options.pull_secret, options.push_secret, config, previous)
     state.problems += logins.problems
-    pushes = select_push_logins(config, [each.pool for each in images], logins.push)
+    pushes = prepared_logins.select_push_logins(config, [each.pool for each in images], logins.push)
     # Secrets of these names among the manifests take precedence.
-    secrets = {each.name for each in found.list_kind("Secret") if each.namespace == NAMESPACE}
-    if PUSH_SECRET not in secrets:
+    secrets = {
+        each.name for each in found.list_kind("Secret") if each.namespace == image_mode.NAMESPACE
+    }
+    if prepared_manifests.PUSH_SECRET not in secrets:
         state.problems += pushes.problems
         state.notes += pushes.notes
-    wanted = [each for each in BUILT_IN_POOLS if each in {MASTER, WORKER, *named}]
-    return PreparedInputs(
+    wanted = [
+        each
+        for each in prepared_manifests.BUILT_IN_POOLS
+        if each in {machineconfigpool.MASTER, machineconfigpool.WORKER, *named}
+    ]
+    return prepared_manifests.PreparedInputs(
         settings=settings,
         images=images,
         pools=[each for each in wanted if each not in found.pools],
-        has_namespace=found.find("Namespace", NAMESPACE) is not None,
+        has_namespace=found.find("Namespace", image_mode.NAMESPACE) is not None,
         is_openshift=not config.is_own,
-        has_pull_secret=PULL_SECRET in secrets,
-        pull_secret=PullSecret() if PULL_SECRET in secrets else logins.pull,
-        push_secret=PullSecret() if PUSH_SECRET in secrets else pushes.logins,
+        has_pull_secret=prepared_manifests.PULL_SECRET in secrets,
+        pull_secret=PullSecret() if prepared_manifests.PULL_SECRET in secrets else logins.pull,
+        push_secret=PullSecret() if prepared_manifests.PUSH_SECRET in secrets else pushes.logins,
         from_options=logins.from_options,
     )
 
 
 def _read_image(
-    root: Path, config: InstallConfig, pool: ImageModePool, line: int, state: _Preparation
-) -> PreparedImage:
+    root: Path,
+    config: install_config.InstallConfig,
+    pool: image_mode.ImageModePool,
+    line: int,
+    state: _Preparation,
+) -> prepared_manifests.PreparedImage:
     if not pool.container_file:
-        return PreparedImage(pool)
+        return prepared_manifests.PreparedImage(pool)
     text, problems = read_containerfile(root, pool.container_file, where=config.name, line=line)
     state.problems += problems
-    if not is_based_on_system(text):
+    if not manifest_checks.is_based_on_system(text):
         state.notes.append(
             f"{pool.container_file}: the last stage is not based on the OS image of the release; "
-            f"an image that is begins with: FROM {CONFIGS_STAGE} AS final"
+            f"an image that is begins with: FROM {containerfile_problems.CONFIGS_STAGE} AS final"
         )
-    return PreparedImage(pool, text)
+    return prepared_manifests.PreparedImage(pool, text)
 
 
 def _locate_problems(
-    root: Path, config: InstallConfig | None, found: InstallManifests, state: _Preparation
+    root: Path,
+    config: install_config.InstallConfig | None,
+    found: install_manifests.InstallManifests,
+    state: _Preparation,
 ) -> list[InstallProblem]:
     """Return the problems with the lines of files that the user has."""
     problems = state.problems
     if config is not None and state.content and state.content != state.previous:
         objects = {
-            each.line: each for each in found.objects.values() if each.file == GENERATED_FILE
+            each.line: each
+            for each in found.objects.values()
+            if each.file == prepared_manifests.GENERATED_FILE
         }
         problems = [
             move_problem(each, objects.get(each.line), config)
-            if each.file == GENERATED_FILE
+            if each.file == prepared_manifests.GENERATED_FILE
             else each
             for each in problems
         ]
-    return locate_problems(problems, partial(read_manifest, root))
+    return locate_problems(problems, partial(manifest_files.read_manifest, root))
 
 
-def _remove_field(config: InstallConfig, state: _Preparation) -> bytes:
+def _remove_field(config: install_config.InstallConfig, state: _Preparation) -> bytes:
     try:
-        return remove_field(config.content, FIELD, where=config.name)
-    except ConfigError as error:
+        return install_config.remove_field(
+            config.content, image_mode_field.FIELD, where=config.name
+        )
+    except errors.ConfigError as error:
         problem = InstallProblem(config.name, str(error), error.remedy, config.mode.line)
         state.problems.append(problem)
         return b""
@@ -390,11 +382,11 @@ def _read_status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _write_file(
-    files: InstallFiles, path: Path, content: bytes, mode: int, owner: os.stat_result
+    files: install_files.InstallFiles, path: Path, content: bytes, mode: int, owner: os.stat_result
 ) -> bool:
     """Write a file; as root, for the owner of another file: other installers read it as a user.
 
@@ -408,18 +400,22 @@ def _write_file(
             for each in (path, *([path.parent] if is_new_directory else [])):
                 os.chown(each, owner.st_uid, owner.st_gid)
         except OSError as error:
-            raise FileError(f"cannot set the owner of {path}: {error.strerror}") from error
+            raise errors.FileError(f"cannot set the owner of {path}: {error.strerror}") from error
     return has_changed
 
 
-def _describe_result(root: Path, found: InstallManifests, config: InstallConfig | None) -> str:
+def _describe_result(
+    root: Path,
+    found: install_manifests.InstallManifests,
+    config: install_config.InstallConfig | None,
+) -> str:
     pools = sorted(each.pool for each in found.image_configs.values())
     if config and config.mode.settings and not config.mode.settings.is_enabled:
         return f"{root} installs without image mode"
     return f"{root} is prepared; pools with an image: {', '.join(pools)}"
 
 
-_MAX_BYTES = 4 * CONTAINERFILE_LIMIT
+_MAX_BYTES = 4 * machineosconfig.CONTAINERFILE_LIMIT
 """Characters have up to 4 bytes."""
 
 
@@ -444,10 +440,10 @@ def read_containerfile(
             )
         if path.is_dir():
             return refuse("it is a directory", "name a file in it")
-        content, size = read_regular_file(path, _MAX_BYTES)
+        content, size = manifest_files.read_regular_file(path, _MAX_BYTES)
     except FileNotFoundError:
         return refuse("no such file in the install directory", "correct the name, or create it")
-    except NotAFileError:
+    except manifest_files.NotAFileError:
         return refuse("it is a pipe, a socket or a device", "name a regular file")
     except (OSError, ValueError, RuntimeError) as error:
         cause = error.strerror if isinstance(error, OSError) else None
@@ -456,7 +452,7 @@ def read_containerfile(
         return "", [
             InstallProblem(
                 name,
-                f"expected at most {CONTAINERFILE_LIMIT} characters, found {size} bytes",
+                f"expected at most {machineosconfig.CONTAINERFILE_LIMIT} characters, found {size} bytes",
                 "move files into the ConfigMap that the annotation treenail.io/context names, and "
                 "copy them",
             )
@@ -469,11 +465,14 @@ def read_containerfile(
     if not text.strip():
         # Not an image with the config alone: the user named a file, and lost its content.
         return refuse("the file is empty", "write instructions, or remove the field containerFile")
-    problems = [*find_containerfile_problems(text), *find_source_problems(text, ())]
+    problems = [
+        *containerfile_problems.find_containerfile_problems(text),
+        *manifest_checks.find_source_problems(text, ()),
+    ]
     return text, [InstallProblem(name, each.text, each.remedy, each.line) for each in problems]
 
 
-def drop_prebuilt_tags(root: Path, found: InstallManifests) -> dict[str, bytes]:
+def drop_prebuilt_tags(root: Path, found: install_manifests.InstallManifests) -> dict[str, bytes]:
     """Return the new contents of files by path below the directory; all other bytes stay.
 
     Raises `InstallDirectoryError` where an annotation is written in a way that no edit can change
@@ -484,7 +483,7 @@ def drop_prebuilt_tags(root: Path, found: InstallManifests) -> dict[str, bytes]:
         annotations = found.image_configs[manifest.name].metadata.annotations
         if key.PRE_BUILT_IMAGE not in annotations:
             continue
-        image = parse_prebuilt_image(annotations[key.PRE_BUILT_IMAGE])
+        image = manifest_checks.parse_prebuilt_image(annotations[key.PRE_BUILT_IMAGE])
         if not image.has_tag:
             continue
         content = contents.get(manifest.file) or _read_file(root / manifest.file)
@@ -504,7 +503,7 @@ def _has_values(edited: bytes, content: bytes, old: str, new: str) -> bool:
     try:
         before = documents.load_documents(content, where="")
         after = documents.load_documents(edited, where="")
-    except ConfigError:
+    except errors.ConfigError:
         return False
     return before != after and [_replace_annotation(each, old, new) for each in before] == after
 
@@ -514,7 +513,9 @@ def _replace_annotation(value: object, old: str, new: str) -> object:
         return [_replace_annotation(each, old, new) for each in value]
     if not isinstance(value, dict):
         return value
-    changed: Json = {name: _replace_annotation(each, old, new) for name, each in value.items()}
+    changed: decode.Json = {
+        name: _replace_annotation(each, old, new) for name, each in value.items()
+    }
     if changed.get(key.PRE_BUILT_IMAGE) == old:
         changed[key.PRE_BUILT_IMAGE] = new
     return changed
@@ -524,7 +525,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
 
 
 _POOL_FIELDS = {
@@ -535,34 +536,40 @@ _POOL_FIELDS = {
 
 
 def move_problem(
-    problem: InstallProblem, manifest: InstallManifest | None, config: InstallConfig
+    problem: InstallProblem,
+    manifest: install_manifests.InstallManifest | None,
+    config: install_config.InstallConfig,
 ) -> InstallProblem:
     """Return a problem of a generated object with file and line of the install configuration."""
     try:
         text = documents.decode_text(config.content, config.name)
-        positions = find_positions(text, where=config.name)
-    except ConfigError:
-        positions = YamlPositions()
+        positions = yaml11.find_positions(text, where=config.name)
+    except errors.ConfigError:
+        positions = yaml11.YamlPositions()
     path = _find_origin(problem, manifest, config, positions)
     return InstallProblem(config.name, problem.text, problem.remedy, positions.find_line(*path))
 
 
 def _find_origin(
     problem: InstallProblem,
-    manifest: InstallManifest | None,
-    config: InstallConfig,
-    positions: YamlPositions,
-) -> FieldPath:
+    manifest: install_manifests.InstallManifest | None,
+    config: install_config.InstallConfig,
+    positions: yaml11.YamlPositions,
+) -> yaml11.FieldPath:
     if manifest is None or config.mode.settings is None:
-        return (FIELD,)
+        return (image_mode_field.FIELD,)
     if manifest.kind == "Secret":
-        return (PULL_SECRET_FIELD,) if (PULL_SECRET_FIELD,) in positions.lines else (FIELD,)
+        return (
+            (install_config.PULL_SECRET_FIELD,)
+            if (install_config.PULL_SECRET_FIELD,) in positions.lines
+            else (image_mode_field.FIELD,)
+        )
     if manifest.kind != machineosconfig.KIND:
-        return (FIELD,)
+        return (image_mode_field.FIELD,)
     names = [each.name for each in config.mode.settings.pools]
     lines = dict(zip(names, config.mode.pool_lines, strict=True))
     for path, line in positions.lines.items():
-        if path[:-1] == (FIELD, "pools") and line == lines.get(manifest.name):
+        if path[:-1] == (image_mode_field.FIELD, "pools") and line == lines.get(manifest.name):
             inner = _POOL_FIELDS.get(str(problem.path[1])) if len(problem.path) > 1 else None
             return (*path, inner) if inner else path
-    return (FIELD,)
+    return (image_mode_field.FIELD,)

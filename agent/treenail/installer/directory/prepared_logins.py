@@ -4,21 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail.api import documents
-from treenail.api.decode import Fields
-from treenail.config.pullsecret import (
-    PullSecret,
-    find_credential,
-    parse_pull_secret,
-    read_login_secret,
+from treenail import errors
+from treenail.api import decode, documents
+from treenail.config import pullsecret
+from treenail.controllers.handover import image_mode
+from treenail.image import push_spec
+from treenail.installer.directory import (
+    install_config,
+    manifest_checks,
+    manifest_files,
+    prepared_manifests,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, ImageModePool
-from treenail.errors import ConfigError, CredentialError, FileError
-from treenail.image.push_spec import PushSpec, parse_push_spec
-from treenail.installer.directory.install_config import InstallConfig
-from treenail.installer.directory.manifest_checks import is_cluster_registry
-from treenail.installer.directory.manifest_files import read_file
-from treenail.installer.directory.prepared_manifests import FROM_OPTION, PULL_SECRET, PUSH_SECRET
 from treenail.installer.directory.problems import InstallProblem
 
 
@@ -26,8 +22,8 @@ from treenail.installer.directory.problems import InstallProblem
 class PreparedLogins:
     """Logins for pulls and for pushes."""
 
-    pull: PullSecret = field(default_factory=PullSecret, repr=False)
-    push: PullSecret = field(default_factory=PullSecret, repr=False)
+    pull: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
+    push: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
     from_options: frozenset[str] = frozenset()
     """Names of the Secrets whose logins come from a file of an option."""
     problems: tuple[InstallProblem, ...] = ()
@@ -37,13 +33,16 @@ class PreparedLogins:
 class PushLogins:
     """Logins for the push specs, without those for other registries."""
 
-    logins: PullSecret = field(default_factory=PullSecret, repr=False)
+    logins: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
     problems: tuple[InstallProblem, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def read_logins(
-    pull_file: Path | None, push_file: Path | None, config: InstallConfig, previous: bytes
+    pull_file: Path | None,
+    push_file: Path | None,
+    config: install_config.InstallConfig,
+    previous: bytes,
 ) -> PreparedLogins:
     """Read the logins of options, else those of options of an earlier run, else of the config.
 
@@ -53,41 +52,43 @@ def read_logins(
     earlier = _find_earlier_logins(previous)
     problems = []
     if pull_file is not None:
-        earlier[PULL_SECRET] = _read_login_file(pull_file)
+        earlier[prepared_manifests.PULL_SECRET] = _read_login_file(pull_file)
     if push_file is not None:
-        earlier[PUSH_SECRET] = _read_login_file(push_file)
-    own = PullSecret()
+        earlier[prepared_manifests.PUSH_SECRET] = _read_login_file(push_file)
+    own = pullsecret.PullSecret()
     try:
-        own = parse_pull_secret(config.pull_secret, where=f"{config.name}: pullSecret")
-    except CredentialError as error:
+        own = pullsecret.parse_pull_secret(config.pull_secret, where=f"{config.name}: pullSecret")
+    except errors.CredentialError as error:
         remedy = error.remedy or "write the JSON of a .dockerconfigjson"
         problems.append(InstallProblem(config.name, str(error), remedy))
-    pull = earlier.get(PULL_SECRET, own)
-    push = earlier.get(PUSH_SECRET, pull)
+    pull = earlier.get(prepared_manifests.PULL_SECRET, own)
+    push = earlier.get(prepared_manifests.PUSH_SECRET, pull)
     return PreparedLogins(pull, push, frozenset(earlier), tuple(problems))
 
 
 def select_push_logins(
-    config: InstallConfig, pools: Sequence[ImageModePool], logins: PullSecret
+    config: install_config.InstallConfig,
+    pools: Sequence[image_mode.ImageModePool],
+    logins: pullsecret.PullSecret,
 ) -> PushLogins:
     """Select the logins for the push specs of these pools."""
-    settings = config.mode.settings or ImageMode()
+    settings = config.mode.settings or image_mode.ImageMode()
     lines = {
         pool.name: line for pool, line in zip(settings.pools, config.mode.pool_lines, strict=True)
     }
     chosen, problems, notes = {}, [], []
     for pool in pools:
         try:
-            spec = parse_push_spec(pool.push_spec, where="renderedImagePushSpec")
-        except ConfigError:
+            spec = push_spec.parse_push_spec(pool.push_spec, where="renderedImagePushSpec")
+        except errors.ConfigError:
             continue  # A problem of the field.
         entry = _find_entry(logins, spec)
         if entry:
             chosen[entry] = logins.credentials[entry]
-        elif is_cluster_registry(pool.push_spec):
+        elif manifest_checks.is_cluster_registry(pool.push_spec):
             notes.append(
                 f"pool {pool.name}: the login for {spec.registry} exists with the cluster; "
-                f"create Secret {NAMESPACE}/{PUSH_SECRET} with it before the hand-over"
+                f"create Secret {image_mode.NAMESPACE}/{prepared_manifests.PUSH_SECRET} with it before the hand-over"
             )
         else:
             text = f"pool {pool.name}: there is no login for {spec.registry}, which gets its image"
@@ -95,37 +96,39 @@ def select_push_logins(
                 "name a .dockerconfigjson with one: --push-secret FILE, or add it to pullSecret"
             )
             problems.append(InstallProblem(config.name, text, remedy, lines[pool.name]))
-    return PushLogins(PullSecret(chosen), tuple(problems), tuple(notes))
+    return PushLogins(pullsecret.PullSecret(chosen), tuple(problems), tuple(notes))
 
 
-def _read_login_file(path: Path) -> PullSecret:
-    content = read_file(path)
+def _read_login_file(path: Path) -> pullsecret.PullSecret:
+    content = manifest_files.read_file(path)
     if content is None:
-        raise FileError(f"cannot read {path}: no such file", remedy="correct the option")
-    return parse_pull_secret(content, where=str(path))
+        raise errors.FileError(f"cannot read {path}: no such file", remedy="correct the option")
+    return pullsecret.parse_pull_secret(content, where=str(path))
 
 
-def _find_earlier_logins(previous: bytes) -> dict[str, PullSecret]:
+def _find_earlier_logins(previous: bytes) -> dict[str, pullsecret.PullSecret]:
     """Return the logins from options in manifests of an earlier run, by name of the Secret."""
     found = {}
     try:
         for document in documents.load_documents(previous, where="the manifests"):
-            meta = Fields.from_json(document, "").get_object("metadata")
+            meta = decode.Fields.from_json(document, "").get_object("metadata")
             if document.get("kind") == "Secret" and meta.get_text_map("annotations").get(
-                FROM_OPTION
+                prepared_manifests.FROM_OPTION
             ):
                 name = meta.get_text("name")
-                found[name] = read_login_secret(document, where=name)
-    except (ConfigError, CredentialError):
+                found[name] = pullsecret.read_login_secret(document, where=name)
+    except (errors.ConfigError, errors.CredentialError):
         return {}
     return found
 
 
-def _find_entry(logins: PullSecret, spec: PushSpec) -> str:
+def _find_entry(logins: pullsecret.PullSecret, spec: push_spec.PushSpec) -> str:
     """Return the name of the login for a repository; empty without one."""
     fitting = [
         name
         for name, login in logins.credentials.items()
-        if find_credential(PullSecret({name: login}), spec.registry, spec.repository)
+        if pullsecret.find_credential(
+            pullsecret.PullSecret({name: login}), spec.registry, spec.repository
+        )
     ]
     return max(fitting, key=len, default="")

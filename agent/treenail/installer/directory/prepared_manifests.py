@@ -9,23 +9,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from treenail.api import documents, machineconfigpool, machineosconfig
-from treenail.api.decode import Json
-from treenail.api.machineconfigpool import ARBITER, MASTER, WORKER
-from treenail.api.machineosconfig import ContainerfileArch
-from treenail.config.pullsecret import PullSecret, encode_pull_secret
-from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode, ImageModePool
-from treenail.controllers.handover.image_mode_field import FIELD, build_settings_configmap
-from treenail.errors import ConfigError, UsageError
-from treenail.installer.directory.install_config import parse_install_config
-from treenail.installer.directory.install_files import (
-    INSTALL_CONFIG,
-    OWN_INSTALL_CONFIG,
-    InstallDirectory,
-    InstallFiles,
+from treenail import errors
+from treenail.api import decode, documents, machineconfigpool, machineosconfig
+from treenail.config import pullsecret
+from treenail.controllers.handover import image_mode, image_mode_field
+from treenail.installer.directory import (
+    install_config,
+    install_files,
+    install_manifests,
+    manifest_files,
 )
-from treenail.installer.directory.install_manifests import BUILT_IN_POOL, collect_install_manifests
-from treenail.installer.directory.manifest_files import read_file
 
 FILE_NAME = "treenail-install-secrets.yaml"
 """It has Secrets: `openshift-install gather` leaves out files whose name says so."""
@@ -35,7 +28,7 @@ PULL_SECRET = "treenail-install-pull"  # noqa: S105  # the name of a Secret
 PUSH_SECRET = "treenail-install-push"  # noqa: S105  # likewise
 FROM_OPTION = "treenail.io/from-option"
 """Annotation of a Secret whose logins an option named: a run without the option keeps them."""
-BUILT_IN_POOLS = (MASTER, WORKER, ARBITER)
+BUILT_IN_POOLS = (machineconfigpool.MASTER, machineconfigpool.WORKER, machineconfigpool.ARBITER)
 _HEADER = "# Written by treenail-controller install prepare; SHA-256 of the lines below: "
 _ROLE = "machineconfiguration.openshift.io/role"
 _OPERATOR = "operator.machineconfiguration.openshift.io/"
@@ -46,7 +39,7 @@ _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 class PreparedImage:
     """A MachineOSConfig to write, from an entry of the field."""
 
-    pool: ImageModePool
+    pool: image_mode.ImageModePool
     containerfile: str = field(default="", repr=False)
 
 
@@ -54,7 +47,7 @@ class PreparedImage:
 class PreparedInputs:
     """Inputs of the manifests."""
 
-    settings: ImageMode
+    settings: image_mode.ImageMode
     images: Sequence[PreparedImage] = ()
     pools: Sequence[str] = ()
     """Names of built-in pools that no manifest has."""
@@ -62,8 +55,8 @@ class PreparedInputs:
     is_openshift: bool = True
     has_pull_secret: bool = False
     """True when the manifests have the Secret for pulls."""
-    pull_secret: PullSecret = field(default_factory=PullSecret, repr=False)
-    push_secret: PullSecret = field(default_factory=PullSecret, repr=False)
+    pull_secret: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
+    push_secret: pullsecret.PullSecret = field(default_factory=pullsecret.PullSecret, repr=False)
     from_options: frozenset[str] = frozenset()
     """Names of the Secrets whose logins come from a file of an option."""
 
@@ -84,11 +77,13 @@ def _hash(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _build_objects(inputs: PreparedInputs) -> list[Json]:
+def _build_objects(inputs: PreparedInputs) -> list[decode.Json]:
     has_logins = bool(inputs.pull_secret.credentials)
-    found: list[Json] = []
+    found: list[decode.Json] = []
     if not inputs.has_namespace:
-        found.append({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+        found.append(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": image_mode.NAMESPACE}}
+        )
     if inputs.images and has_logins:
         found.append(_build_secret(PULL_SECRET, inputs.pull_secret, inputs))
     if inputs.images and inputs.push_secret.credentials:
@@ -98,19 +93,19 @@ def _build_objects(inputs: PreparedInputs) -> list[Json]:
     found += [
         _build_image_config(each, has_pull_secret=names_pull_secret) for each in inputs.images
     ]
-    return [*found, build_settings_configmap(inputs.settings)]
+    return [*found, image_mode_field.build_settings_configmap(inputs.settings)]
 
 
-def build_pool(name: str, *, is_openshift: bool) -> Json:
+def build_pool(name: str, *, is_openshift: bool) -> decode.Json:
     """Return a built-in pool, as the Machine Config Operator has it.
 
     Nodes of the control plane have the label ``master`` in OpenShift only.
     """
     label = f"node-role.kubernetes.io/{name}"
-    if name == MASTER and not is_openshift:
+    if name == machineconfigpool.MASTER and not is_openshift:
         label = _CONTROL_PLANE
-    labels = {BUILT_IN_POOL: "", f"pools.{_OPERATOR}{name}": ""}
-    if name == MASTER:
+    labels = {install_manifests.BUILT_IN_POOL: "", f"pools.{_OPERATOR}{name}": ""}
+    if name == machineconfigpool.MASTER:
         labels[f"{_OPERATOR}required-for-upgrade"] = ""
     return {
         "apiVersion": machineconfigpool.API_VERSION,
@@ -123,9 +118,9 @@ def build_pool(name: str, *, is_openshift: bool) -> Json:
     }
 
 
-def _build_secret(name: str, secret: PullSecret, inputs: PreparedInputs) -> Json:
-    content = base64.b64encode(encode_pull_secret(secret)).decode()
-    metadata: Json = {"name": name, "namespace": NAMESPACE}
+def _build_secret(name: str, secret: pullsecret.PullSecret, inputs: PreparedInputs) -> decode.Json:
+    content = base64.b64encode(pullsecret.encode_pull_secret(secret)).decode()
+    metadata: decode.Json = {"name": name, "namespace": image_mode.NAMESPACE}
     if name in inputs.from_options:
         metadata["annotations"] = {FROM_OPTION: "true"}
     return {
@@ -137,8 +132,8 @@ def _build_secret(name: str, secret: PullSecret, inputs: PreparedInputs) -> Json
     }
 
 
-def _build_image_config(image: PreparedImage, *, has_pull_secret: bool) -> Json:
-    spec: Json = {
+def _build_image_config(image: PreparedImage, *, has_pull_secret: bool) -> decode.Json:
+    spec: decode.Json = {
         "machineConfigPool": {"name": image.pool.name},
         "imageBuilder": {"imageBuilderType": "Job"},
         "renderedImagePushSecret": {"name": PUSH_SECRET},
@@ -148,7 +143,7 @@ def _build_image_config(image: PreparedImage, *, has_pull_secret: bool) -> Json:
         spec["baseImagePullSecret"] = {"name": PULL_SECRET}
     if image.containerfile:
         entry = {
-            "containerfileArch": ContainerfileArch.NO_ARCH.value,
+            "containerfileArch": machineosconfig.ContainerfileArch.NO_ARCH.value,
             "content": image.containerfile,
         }
         spec["containerFile"] = [entry]
@@ -160,37 +155,37 @@ def _build_image_config(image: PreparedImage, *, has_pull_secret: bool) -> Json:
     }
 
 
-def require_prepared(directory: InstallDirectory) -> None:
+def require_prepared(directory: install_files.InstallDirectory) -> None:
     """Raise `UsageError` for a directory from which no installation can begin; write nothing.
 
     A directory with invalid manifests, and one whose installation began, pass: the stage
     ``bootstrap`` reports what is wrong with them where programs wait for it. Raises `FileError`.
     """
-    if InstallFiles().read(directory.state) is not None:
+    if install_files.InstallFiles().read(directory.state) is not None:
         return
     cause = _find_unprepared_field(directory)
     if not cause:
-        found, problems = collect_install_manifests(directory.root)
+        found, problems = install_manifests.collect_install_manifests(directory.root)
         if not found.pools and not problems:
             cause = "its manifests have no MachineConfigPool"
     if cause:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot install from {directory.root}: {cause}",
             remedy="complete the directory: treenail-controller install prepare --dir "
             f"{directory.root}",
         )
 
 
-def _find_unprepared_field(directory: InstallDirectory) -> str:
+def _find_unprepared_field(directory: install_files.InstallDirectory) -> str:
     # Without this file the stage would install stock images, and ignore the field.
-    if read_file(directory.root / GENERATED_FILE) is not None:
+    if manifest_files.read_file(directory.root / GENERATED_FILE) is not None:
         return ""
-    for name in (OWN_INSTALL_CONFIG, INSTALL_CONFIG):
-        content = read_file(directory.root / name)
+    for name in (install_files.OWN_INSTALL_CONFIG, install_files.INSTALL_CONFIG):
+        content = manifest_files.read_file(directory.root / name)
         if content is None:
             continue
-        with suppress(ConfigError):
-            settings = parse_install_config(content, name).mode.settings
+        with suppress(errors.ConfigError):
+            settings = install_config.parse_install_config(content, name).mode.settings
             if settings is not None and settings.is_enabled:
-                return f"{name} has the field {FIELD}, and there is no {GENERATED_FILE}"
+                return f"{name} has the field {image_mode_field.FIELD}, and there is no {GENERATED_FILE}"
     return ""

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.api import documents
-from treenail.api.yaml11 import FieldPath, YamlPositions, find_positions
+from treenail.api import documents, yaml11
 from treenail.errors import ConfigError
 
 MAX_REPORTED = 50
@@ -25,7 +24,7 @@ class InstallProblem:
     remedy: str
     line: int = 0
     """Counts from 1; 0 for the whole file."""
-    path: FieldPath = field(default=(), compare=False)
+    path: yaml11.FieldPath = field(default=(), compare=False)
     """Field in the document that begins at this line; empty if the line is that of the problem."""
 
     def __str__(self) -> str:
@@ -71,7 +70,7 @@ _ANNOTATION = re.compile(r"(?:[A-Z][A-Za-z]* \S{1,300}?: )?annotation ([\w./-]{1
 _PART = re.compile(r"\[([0-9]+)\]|\[\"([^\"]+)\"\]|([\w-]+)")
 
 
-def find_field_path(text: str) -> FieldPath:
+def find_field_path(text: str) -> yaml11.FieldPath:
     """Return the field with which the text of a problem begins; empty without one."""
     if annotation := _ANNOTATION.match(text):
         return ("metadata", "annotations", annotation[1])
@@ -90,7 +89,7 @@ def locate_problems(
 
     ``read`` returns the content of a file; None for one that cannot be read.
     """
-    known: dict[tuple[str, int], YamlPositions | None] = {}
+    known: dict[tuple[str, int], yaml11.YamlPositions | None] = {}
     found = []
     for each in problems:
         place = (each.file, each.line)
@@ -104,11 +103,11 @@ def locate_problems(
     return found
 
 
-def _find_positions(content: bytes | None, problem: InstallProblem) -> YamlPositions | None:
+def _find_positions(content: bytes | None, problem: InstallProblem) -> yaml11.YamlPositions | None:
     if content is None:
         return None
     try:
         text = documents.decode_text(content, problem.file)
-        return find_positions(text, where=problem.file, line=problem.line)
+        return yaml11.find_positions(text, where=problem.file, line=problem.line)
     except ConfigError:
         return None

@@ -17,32 +17,17 @@ from pathlib import Path
 from threading import Thread
 from typing import BinaryIO, Protocol
 
-from treenail.api.decode import Json
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.builder.build_layout import ImageLayout, LayoutImage
-from treenail.builder.build_spec import BuildDirectories, BuildSpec, FetchedImages
+from treenail import clocks, errors
+from treenail.api import decode, machineosconfig
+from treenail.builder import build_layout, build_spec, failures, local
 from treenail.builder.buildah.program import choose_own_id_maps
-from treenail.builder.failures import choose_reason
-from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.push import upload_image
-from treenail.clocks import Clock
-from treenail.config.pullsecret import PullSecret, RegistryCredential, encode_pull_secret
-from treenail.controllers.image_build.build_facts import (
-    Answer,
-    AppendConfig,
-    AttemptFailure,
-    CheckPush,
-    SystemFacts,
-)
-from treenail.controllers.image_build.build_planner import BuildPlan, Planner, SystemPlan
-from treenail.controllers.image_build.layer_builder import AttemptFailed, LayerBuilder
-from treenail.errors import FileError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
-from treenail.image.push_spec import parse_push_spec
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.registry.authorization import Login
+from treenail.config import pullsecret
+from treenail.controllers.image_build import build_facts, build_planner, layer_builder
+from treenail.image import build_result, push_spec
+from treenail.installer.directory import install_files
+from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
-from treenail.registry.transport import RegistryLimits, TlsSettings
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +42,12 @@ _NAME = "attempt-"
 class AttemptLog:
     """The log of one attempt; close it. Its directory has mode 0700."""
 
-    def __init__(self, directory: InstallDirectory, files: InstallFiles, pool: str) -> None:
+    def __init__(
+        self,
+        directory: install_files.InstallDirectory,
+        files: install_files.InstallFiles,
+        pool: str,
+    ) -> None:
         """Begin the log of the next attempt; raises `FileError`."""
         parent = directory.get_build_logs(pool, 0).parent
         known = sorted(_read_number(name) for name in files.list_names(parent))
@@ -85,7 +75,7 @@ class AttemptLog:
             with suppress(OSError):
                 self._output.write(content)
 
-    def write_report(self, document: Json) -> None:
+    def write_report(self, document: decode.Json) -> None:
         """Write how the attempt ended."""
         content = json.dumps(document, indent=1).encode() + b"\n"
         self._files.write(self.path / REPORT, content)
@@ -101,7 +91,7 @@ class AttemptLog:
             # Unbuffered: the log of a killed process is complete.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror}") from error
+            raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
         return os.fdopen(descriptor, "wb", buffering=0)
 
 
@@ -110,7 +100,9 @@ def _read_number(name: str) -> int:
     return int(text) if name.startswith(_NAME) and text.isascii() and text.isdigit() else 0
 
 
-_DAMAGED = frozenset({BuildReason.DIGEST_MISMATCH, BuildReason.BUILDER_FAILED})
+_DAMAGED = frozenset(
+    {build_result.BuildReason.DIGEST_MISMATCH, build_result.BuildReason.BUILDER_FAILED}
+)
 """Reasons of a build or push that used damaged layers."""
 
 
@@ -121,7 +113,7 @@ class PushRegistry(Protocol):
     def push_address(self) -> str: ...
 
     @property
-    def push_login(self) -> Login: ...
+    def push_login(self) -> authorization.Login: ...
 
     @property
     def ca_pem(self) -> str: ...
@@ -154,7 +146,7 @@ class AttemptResult:
 
     image: str
     """Final pull spec."""
-    systems: dict[str, SystemFacts]
+    systems: dict[str, build_facts.SystemFacts]
     seconds: dict[str, float]
     warning: str = ""
 
@@ -163,10 +155,10 @@ class AttemptResult:
 class PlannedImage:
     """A planned build, and what it reads."""
 
-    plan: BuildPlan
-    config: MachineOSConfig
+    plan: build_planner.BuildPlan
+    config: machineosconfig.MachineOSConfig
     """With its base by digest."""
-    planner: Planner = field(repr=False)
+    planner: build_planner.Planner = field(repr=False)
     context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The user's files for COPY."""
     mounts: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(default_factory=dict, repr=False)
@@ -177,7 +169,10 @@ class BuildAttempt:
     """Runs one attempt. Everything that it finished is used again by the next one."""
 
     def __init__(
-        self, planned: PlannedImage, layers: LayerBuilder, builder: "SystemImageBuilder"
+        self,
+        planned: PlannedImage,
+        layers: layer_builder.LayerBuilder,
+        builder: "SystemImageBuilder",
     ) -> None:
         self._planned = planned
         self._layers = layers
@@ -191,10 +186,10 @@ class BuildAttempt:
         if plan.wanted.needs_job:
             self._answer(
                 self._layers.answer_question(
-                    CheckPush("", plan.wanted.push_spec, number), plan, config
+                    build_facts.CheckPush("", plan.wanted.push_spec, number), plan, config
                 )
             )
-        systems: dict[str, SystemFacts] = {}
+        systems: dict[str, build_facts.SystemFacts] = {}
         for system in plan.systems:
             facts = system.wanted.initial
             if system.wanted.needs_job:
@@ -208,7 +203,7 @@ class BuildAttempt:
                     result = self._builder.build(self._planned, system, attempt_log)
                     seconds |= result.seconds
                     warning = result.message
-                    spec = parse_push_spec(pushed, where="the system part")
+                    spec = push_spec.parse_push_spec(pushed, where="the system part")
                     image = spec.make_pull_spec(result.digest)
                 facts = replace(facts, image=image)
             systems[system.wanted.name] = facts
@@ -216,15 +211,17 @@ class BuildAttempt:
             (each.architecture, systems[each.wanted.name].image or plan.wanted.base_image)
             for each in plan.systems
         )
-        question = AppendConfig("", number, sources, plan.wanted.push_spec, plan.wanted.config)
+        question = build_facts.AppendConfig(
+            "", number, sources, plan.wanted.push_spec, plan.wanted.config
+        )
         answer = self._answer(self._layers.answer_question(question, plan, config))
         warning = "; ".join(filter(None, (warning, answer.warning)))
         return AttemptResult(answer.pull_spec, systems, {**seconds, **answer.seconds}, warning)
 
     @staticmethod
-    def _answer(answer: Answer) -> Answer:
+    def _answer(answer: build_facts.Answer) -> build_facts.Answer:
         if answer.failure is not None:
-            raise AttemptFailed(answer.failure)
+            raise layer_builder.AttemptFailed(answer.failure)
         return answer
 
 
@@ -240,8 +237,8 @@ class SystemImageBuilder:
         directory: Path,
         settings: PoolBuildSettings,
         registry: PushRegistry | None,
-        clock: Clock,
-        files: InstallFiles,
+        clock: clocks.Clock,
+        files: install_files.InstallFiles,
     ) -> None:
         """``directory`` is for files of builds; without a registry, push to the final one."""
         self._directory = directory
@@ -251,21 +248,25 @@ class SystemImageBuilder:
         self._files = files
 
     def build(
-        self, planned: PlannedImage, system: SystemPlan, attempt_log: AttemptLog
-    ) -> BuildResult:
+        self, planned: PlannedImage, system: build_planner.SystemPlan, attempt_log: AttemptLog
+    ) -> build_result.BuildResult:
         """Return the result of the push; raise `AttemptFailed`, or `FileError` for the log."""
         attempt_log.write_containerfile(system.containerfile)
         try:
             with self._write_logins(planned) as (pull, push):
                 builder = self._make_builder(pull, push, attempt_log.write_line)
                 result = self._build(builder, planned, system)
-        except TreenailError as error:
-            failure = AttemptFailure(choose_reason(error, BuildPhase.BUILD), str(error))
-            raise AttemptFailed(failure) from error
+        except errors.TreenailError as error:
+            failure = build_facts.AttemptFailure(
+                failures.choose_reason(error, build_result.BuildPhase.BUILD), str(error)
+            )
+            raise layer_builder.AttemptFailed(failure) from error
         if result.reason is not None:
             head, _, output = result.message.partition("\n")
-            failure = AttemptFailure(result.reason, head, result.line, output, result.seconds)
-            raise AttemptFailed(failure)
+            failure = build_facts.AttemptFailure(
+                result.reason, head, result.line, output, result.seconds
+            )
+            raise layer_builder.AttemptFailed(failure)
         return result
 
     def discard(self, planned: PlannedImage) -> None:
@@ -275,10 +276,10 @@ class SystemImageBuilder:
             builder.discard_build(_make_name(planned.config, system))
 
     def _build(
-        self, builder: LocalBuilder, planned: PlannedImage, system: SystemPlan
-    ) -> BuildResult:
+        self, builder: local.LocalBuilder, planned: PlannedImage, system: build_planner.SystemPlan
+    ) -> build_result.BuildResult:
         plan, registry = planned.plan, self._registry
-        spec = BuildSpec(
+        spec = build_spec.BuildSpec(
             push_spec=system.wanted.push_spec,
             architecture=system.architecture,
             user_line=system.user_line,
@@ -292,7 +293,7 @@ class SystemImageBuilder:
             system.wanted.share_key,
             system.containerfile,
             spec,
-            BuildFiles({**system.own_files, **planned.context}, planned.mounts, ca_pem),
+            local.BuildFiles({**system.own_files, **planned.context}, planned.mounts, ca_pem),
             timeout_s=limit_s,
         ) as build:
             has_layers = build.has_layers
@@ -309,16 +310,20 @@ class SystemImageBuilder:
 
     def _run_phases(
         self,
-        build: LocalBuild,
+        build: local.LocalBuild,
         limit_s: float,
         upload_base: Callable[[], AbstractContextManager[None]],
-    ) -> BuildResult:
+    ) -> build_result.BuildResult:
         end = self._clock.monotonic() + limit_s
         seconds: dict[str, float] = {}
-        for phase in (BuildPhase.FETCH, BuildPhase.BUILD):
+        for phase in (build_result.BuildPhase.FETCH, build_result.BuildPhase.BUILD):
             left_s = max(end - self._clock.monotonic(), 1.0)
-            build.start_phase(BuildPhase.PUSH if phase is BuildPhase.BUILD else BuildPhase.BUILD)
-            with upload_base() if phase is BuildPhase.BUILD else nullcontext():
+            build.start_phase(
+                build_result.BuildPhase.PUSH
+                if phase is build_result.BuildPhase.BUILD
+                else build_result.BuildPhase.BUILD
+            )
+            with upload_base() if phase is build_result.BuildPhase.BUILD else nullcontext():
                 result = build.run_phase(phase, timeout_s=left_s)
             seconds |= result.seconds
             if not result.has_succeeded:
@@ -327,34 +332,36 @@ class SystemImageBuilder:
         return replace(result, seconds={**seconds, **result.seconds})
 
     def _upload_base(
-        self, planned: PlannedImage, build: LocalBuild
+        self, planned: PlannedImage, build: local.LocalBuild
     ) -> AbstractContextManager[None]:
         """Return the upload of the base; nothing with an external registry, which mounts it."""
         registry, base_image = self._registry, planned.plan.wanted.base_image
         if registry is None:
             return nullcontext()
-        target = parse_push_spec(planned.plan.wanted.push_spec, where="the push spec")
+        target = push_spec.parse_push_spec(planned.plan.wanted.push_spec, where="the push spec")
         client = RegistryClient(
             registry.push_address,
             self._clock,
             login=registry.push_login,
-            tls=TlsSettings(registry.ca_pem),
+            tls=transport.TlsSettings(registry.ca_pem),
             # The push tries again.
-            limits=RegistryLimits(attempts=1),
+            limits=transport.RegistryLimits(attempts=1),
         )
         return upload_base(client, target.repository, build.directories, base_image)
 
-    def _push(self, build: LocalBuild) -> BuildResult:
-        return build.run_phase(BuildPhase.PUSH, timeout_s=self._settings.push_timeout_s)
+    def _push(self, build: local.LocalBuild) -> build_result.BuildResult:
+        return build.run_phase(
+            build_result.BuildPhase.PUSH, timeout_s=self._settings.push_timeout_s
+        )
 
     def _make_builder(
         self, pull: Path | None, push: Path | None, show_line: Callable[[str], None]
-    ) -> LocalBuilder:
-        settings = LocalSettings(
+    ) -> local.LocalBuilder:
+        settings = local.LocalSettings(
             self._directory, pull_secret=pull, push_secret=push, driver=self._settings.driver
         )
         maps = choose_own_id_maps()
-        return LocalBuilder(settings, self._settings.environ, self._clock, maps, show_line)
+        return local.LocalBuilder(settings, self._settings.environ, self._clock, maps, show_line)
 
     @contextmanager
     def _write_logins(self, planned: PlannedImage) -> Iterator[tuple[Path, Path]]:
@@ -364,25 +371,30 @@ class SystemImageBuilder:
             push_login = planner.read_push_login(config)
         else:
             auth = registry.push_login.basic.removeprefix("Basic ")
-            push_login = PullSecret({registry.push_address: RegistryCredential(auth)})
+            push_login = pullsecret.PullSecret(
+                {registry.push_address: pullsecret.RegistryCredential(auth)}
+            )
         pull, push = self._directory / "pull.json", self._directory / "push.json"
         try:
-            self._files.write(pull, encode_pull_secret(planner.read_base_login(config)))
-            self._files.write(push, encode_pull_secret(push_login))
+            self._files.write(pull, pullsecret.encode_pull_secret(planner.read_base_login(config)))
+            self._files.write(push, pullsecret.encode_pull_secret(push_login))
             yield pull, push
         finally:
             for path in (pull, push):
                 self._files.remove(path)
 
 
-def _make_name(config: MachineOSConfig, system: SystemPlan) -> str:
+def _make_name(config: machineosconfig.MachineOSConfig, system: build_planner.SystemPlan) -> str:
     """Return the name of the build's directory, which has layers for the next Containerfile."""
     return f"{config.pool}-{system.architecture}"
 
 
 @contextmanager
 def upload_base(
-    client: RegistryClient, repository: str, directories: BuildDirectories, base_image: str
+    client: RegistryClient,
+    repository: str,
+    directories: build_spec.BuildDirectories,
+    base_image: str,
 ) -> Iterator[None]:
     """Upload the base from the layout while within, and wait for the end of the upload.
 
@@ -405,24 +417,31 @@ def upload_base(
     thread.join()
 
 
-def _find_base(directories: BuildDirectories, base_image: str) -> LayoutImage | None:
+def _find_base(
+    directories: build_spec.BuildDirectories, base_image: str
+) -> build_layout.LayoutImage | None:
     try:
         images = directories.read_fetched().images
         name = next((each.name for each in images if each.reference == base_image), None)
-        return None if name is None else ImageLayout(directories.layout).read_named(name)
-    except TreenailError as error:
+        return (
+            None if name is None else build_layout.ImageLayout(directories.layout).read_named(name)
+        )
+    except errors.TreenailError as error:
         log.debug("cannot upload the base early: %s", error)
         return None
 
 
 def _upload(
-    client: RegistryClient, repository: str, directories: BuildDirectories, image: LayoutImage
+    client: RegistryClient,
+    repository: str,
+    directories: build_spec.BuildDirectories,
+    image: build_layout.LayoutImage,
 ) -> None:
-    layout = ImageLayout(directories.layout)
+    layout = build_layout.ImageLayout(directories.layout)
     try:
         with closing(client):
-            upload_image(client, repository, layout, image, FetchedImages())
-    except TreenailError as error:
+            upload_image(client, repository, layout, image, build_spec.FetchedImages())
+    except errors.TreenailError as error:
         log.debug("uploaded the base in part: %s", error)
     except Exception:
         # A bug in what only saves time must not end the installation.

@@ -12,26 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.decode import Fields, Json, load_json
-from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.builder.build_layout import ImageLayout
-from treenail.clocks import format_rfc3339
-from treenail.controllers.image_build.build_facts import BuildReport, SystemFacts, WantedBuild
-from treenail.controllers.image_build.build_objects import (
-    encode_report,
-    encode_systems,
-    make_build_object,
-    read_architectures,
-    read_systems,
-)
-from treenail.controllers.pools.image_tags import TagRecord, encode_base_record
-from treenail.errors import ConfigError, FileError
-from treenail.image.build_result import BUILT_AT_INSTALL
-from treenail.image.job_status import compute_build_conditions
-from treenail.registry.names import INDEX_TYPES, OCI_MANIFEST, check_digest
-from treenail.registry.referrers import make_referrers_tag
+from treenail.controllers.image_build import build_facts, build_objects
+from treenail.controllers.pools import image_tags
+from treenail.image import build_result, job_status
+from treenail.registry import names, referrers
 
 _MESSAGE = "The image was built on the bootstrap host"
 
@@ -73,33 +61,35 @@ class BuildTimes:
 
 
 def make_built_object(
-    wanted: WantedBuild,
-    config: MachineOSConfig,
-    systems: dict[str, SystemFacts],
+    wanted: build_facts.WantedBuild,
+    config: machineosconfig.MachineOSConfig,
+    systems: dict[str, build_facts.SystemFacts],
     image: str,
-    report: BuildReport,
+    report: build_facts.BuildReport,
     times: BuildTimes,
-    base: TagRecord | None = None,
-) -> Json:
+    base: image_tags.TagRecord | None = None,
+) -> decode.Json:
     """Return the MachineOSBuild with its status, as the build controller leaves it. Pure.
 
     ``image`` is the final pull spec. ``base`` says how the tag of the base image was resolved; the
     cluster records it in the MachineOSConfig, and does not resolve the tag again. The object has
     no owner: the UID of the MachineOSConfig is known in the cluster only.
     """
-    document = make_build_object(wanted, config)
+    document = build_objects.make_build_object(wanted, config)
     metadata = document["metadata"]
     if not isinstance(metadata, dict) or not isinstance(metadata["annotations"], dict):
         raise TypeError("a MachineOSBuild has no annotations")
     metadata["annotations"] |= {
-        **encode_systems(systems),
-        key.BUILD_REPORT: encode_report(report),
-        **({key.RESOLVED_BASE: encode_base_record(base)} if base is not None else {}),
+        **build_objects.encode_systems(systems),
+        key.BUILD_REPORT: build_objects.encode_report(report),
+        **({key.RESOLVED_BASE: image_tags.encode_base_record(base)} if base is not None else {}),
     }
-    began = format_rfc3339(times.began)
-    conditions = compute_build_conditions(BuildState.SUCCEEDED, BUILT_AT_INSTALL, _MESSAGE)
+    began = clocks.format_rfc3339(times.began)
+    conditions = job_status.compute_build_conditions(
+        machineosbuild.BuildState.SUCCEEDED, build_result.BUILT_AT_INSTALL, _MESSAGE
+    )
     # The CRD of the Machine Config Operator requires an end after the start.
-    ended = format_rfc3339(max(times.ended, times.began + 1.0))
+    ended = clocks.format_rfc3339(max(times.ended, times.began + 1.0))
     return {
         **document,
         "status": {
@@ -113,27 +103,29 @@ def make_built_object(
     }
 
 
-def encode_built_object(document: Json) -> bytes:
+def encode_built_object(document: decode.Json) -> bytes:
     """Encode the object as a file of `InstallDirectory.cluster_objects`."""
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def decode_built_image(content: bytes, *, where: str) -> BuiltPoolImage:
     """Return the image of a file of `InstallDirectory.cluster_objects`; raise `ConfigError`."""
-    build = MachineOSBuild.from_json(load_json(content, where=where))
+    build = machineosbuild.MachineOSBuild.from_json(decode.load_json(content, where=where))
     repository, _, digest = build.pull_spec.partition("@")
-    if build.state is not BuildState.SUCCEEDED or not digest:
-        raise ConfigError(f"{where}: expected a build that succeeded")
+    if build.state is not machineosbuild.BuildState.SUCCEEDED or not digest:
+        raise errors.ConfigError(f"{where}: expected a build that succeeded")
     if repository != build.push_spec.rpartition(":")[0]:
-        raise ConfigError(f"{where}: its image is not in the repository of its push spec")
+        raise errors.ConfigError(f"{where}: its image is not in the repository of its push spec")
     return BuiltPoolImage(
         pool=build.metadata.labels.get(key.TARGET_POOL, ""),
         digest=digest,
         push_spec=build.push_spec,
         key=build.content_key,
         build_name=build.name,
-        architectures=read_architectures(build),
-        system_images=tuple(each.image for each in read_systems(build).values() if each.image),
+        architectures=build_objects.read_architectures(build),
+        system_images=tuple(
+            each.image for each in build_objects.read_systems(build).values() if each.image
+        ),
     )
 
 
@@ -154,7 +146,7 @@ def export_pool_image(image: BuiltPoolImage, storage: Path, target: Path) -> str
     name = image.build_name
     media_type, size = _copy_manifest(blobs, layout, image.digest)
     for each in (image.digest, *_list_instances(blobs, image.digest)):
-        tag = make_referrers_tag(each)
+        tag = referrers.make_referrers_tag(each)
         if attached := blobs.find_tag(repository, tag):
             attached_type, attached_size = _copy_manifest(blobs, layout, attached)
             layout.set_name(tag, attached, attached_type, attached_size)
@@ -171,7 +163,7 @@ class StoredBlobs:
 
     def get_path(self, digest: str) -> Path:
         """Return the file of a blob or manifest, which may not exist."""
-        value = check_digest(digest).partition(":")[2]
+        value = names.check_digest(digest).partition(":")[2]
         return self._root / "blobs/sha256" / value[:2] / value / "data"
 
     def read_manifest(self, digest: str) -> bytes:
@@ -187,7 +179,7 @@ class StoredBlobs:
         """Return the digest of a tag; empty without one."""
         path = self._root / "repositories" / repository / "_manifests/tags" / tag / "current/link"
         try:
-            return check_digest(path.read_text().strip())
+            return names.check_digest(path.read_text().strip())
         except OSError:
             return ""
 
@@ -196,23 +188,25 @@ def _copy_manifest(blobs: StoredBlobs, layout: ImageLayout, digest: str) -> tupl
     """Copy a manifest and all that it names; return its media type and size."""
     content = blobs.read_manifest(digest)
     fields = _parse(content, digest)
-    media_type = fields.get_text("mediaType") or OCI_MANIFEST
+    media_type = fields.get_text("mediaType") or names.OCI_MANIFEST
     for entry in fields.iter_objects("manifests"):
         _copy_manifest(blobs, layout, entry.get_text("digest"))
-    if media_type not in INDEX_TYPES:
+    if media_type not in names.INDEX_TYPES:
         for entry in (fields.get_object("config"), *fields.iter_objects("layers")):
             _copy_blob(blobs, layout, entry)
     if layout.write_blob(content) != digest:
-        raise FileError(f"cannot export {digest}: the registry's storage has other content")
+        raise errors.FileError(f"cannot export {digest}: the registry's storage has other content")
     return media_type, len(content)
 
 
-def _copy_blob(blobs: StoredBlobs, layout: ImageLayout, entry: Fields) -> None:
+def _copy_blob(blobs: StoredBlobs, layout: ImageLayout, entry: decode.Fields) -> None:
     digest = entry.get_text("digest")
     source, size = blobs.get_path(digest), entry.get_optional_integer("size")
     try:
         if source.stat().st_size != size:
-            raise FileError(f"cannot export {digest}: the registry's storage has a part of it")
+            raise errors.FileError(
+                f"cannot export {digest}: the registry's storage has a part of it"
+            )
         if layout.find_blob(digest) is not None:
             return
         try:
@@ -232,16 +226,16 @@ def _list_instances(blobs: StoredBlobs, digest: str) -> Iterator[str]:
         yield entry.get_text("digest")
 
 
-def _parse(content: bytes, digest: str) -> Fields:
-    fields = Fields.from_json(load_json(content, where=digest), digest)
+def _parse(content: bytes, digest: str) -> decode.Fields:
+    fields = decode.Fields.from_json(decode.load_json(content, where=digest), digest)
     for name in ("manifests", "layers"):
         if len(fields.get_list(name)) > _ENTRIES_LIMIT:
-            raise FileError(f"cannot export {digest}: more than {_ENTRIES_LIMIT} {name}")
+            raise errors.FileError(f"cannot export {digest}: more than {_ENTRIES_LIMIT} {name}")
     return fields
 
 
-def _make_error(digest: str, error: OSError) -> FileError:
-    return FileError(
+def _make_error(digest: str, error: OSError) -> errors.FileError:
+    return errors.FileError(
         f"cannot export {digest}: {error.filename}: {error.strerror}",
         remedy="build the image: treenail-controller install bootstrap --dir DIR",
     )

@@ -12,63 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clocks import Clock, format_rfc3339
-from treenail.config.image_mirrors import ImageMirrors, MirrorRule
+from treenail.api import machineconfigpool, machineosconfig
+from treenail.config import image_mirrors
 from treenail.controllers.handover.image_mode import NAMESPACE
-from treenail.controllers.image_build.build_facts import (
-    AttemptFailure,
-    BuildProblem,
-    BuildReport,
-    ResolveBase,
+from treenail.controllers.image_build import (
+    build_facts,
+    build_planner,
+    cluster_reader,
+    decide,
+    layer_builder,
 )
-from treenail.controllers.image_build.build_planner import (
-    BuildPlan,
-    BuildRefused,
-    Planner,
-    read_build_files,
-)
-from treenail.controllers.image_build.cluster_reader import ClusterReader, ObjectGetter
-from treenail.controllers.image_build.decide import count_failure
-from treenail.controllers.image_build.layer_builder import (
-    AttemptFailed,
-    LayerBuilder,
-    RegistryEndpoint,
-)
-from treenail.controllers.pools.image_tags import (
-    TagRecord,
-    decode_base_record,
-    encode_base_record,
-    is_tag,
-    pin_base_image,
-)
-from treenail.errors import ConfigError, HostError, TreenailError
-from treenail.image.build_result import REMEDIES, BuildReason
-from treenail.image.inputs.build_inputs import list_builder_options
-from treenail.image.inputs.checks import InputReason
-from treenail.image.push_spec import parse_push_spec
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles, format_bytes
-from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
-from treenail.installer.directory.manifest_checks import InstallObjects
-from treenail.installer.images.build_attempt import (
-    AttemptLog,
-    AttemptResult,
-    BuildAttempt,
-    PlannedImage,
-    PoolBuildSettings,
-    PushRegistry,
-    SystemImageBuilder,
-)
-from treenail.installer.images.built_image import (
-    BuildTimes,
-    BuiltPoolImage,
-    decode_built_image,
-    encode_built_object,
-    make_built_object,
-)
-from treenail.installer.install_steps import StepContext, StepOverdueError
+from treenail.controllers.pools import image_tags
+from treenail.image import build_result, push_spec
+from treenail.image.inputs import build_inputs, checks
+from treenail.installer import install_steps
+from treenail.installer.directory import install_files, install_manifests, manifest_checks
+from treenail.installer.images import build_attempt, built_image
 from treenail.registry.proxies import read_proxy_settings
 
 log = logging.getLogger(__name__)
@@ -79,21 +40,21 @@ OBJECT_LIMIT = 1024 * 1024
 _WAIT_S = 5.0
 _CAUSE_LIMIT = 500  # characters
 _HOST_REMEDIES = {
-    BuildReason.DEADLINE_EXCEEDED: "allow more time: --build-timeout TIME, --push-timeout TIME",
-    BuildReason.DISK_FULL: "free disk space below DIR",
-    BuildReason.REGISTRY_FULL: (
+    build_result.BuildReason.DEADLINE_EXCEEDED: "allow more time: --build-timeout TIME, --push-timeout TIME",
+    build_result.BuildReason.DISK_FULL: "free disk space below DIR",
+    build_result.BuildReason.REGISTRY_FULL: (
         "free disk space below DIR, or set a higher limit with --registry-storage-limit"
     ),
-    BuildReason.OUT_OF_MEMORY: "free memory on this host, or reduce what the instruction needs",
-    BuildReason.EVICTED: "free memory on this host: the build was killed",
-    BuildReason.BUILDER_FAILED: (
+    build_result.BuildReason.OUT_OF_MEMORY: "free memory on this host, or reduce what the instruction needs",
+    build_result.BuildReason.EVICTED: "free memory on this host: the build was killed",
+    build_result.BuildReason.BUILDER_FAILED: (
         "check that buildah is installed, and that this host allows user namespaces: "
         "sysctl user.max_user_namespaces"
     ),
 }
 """Remedies on this host, where those of Jobs do not help."""
 _FINAL = frozenset({
-    BuildReason.BASE_LOGIN_REFUSED, BuildReason.PUSH_LOGIN_REFUSED, BuildReason.DEADLINE_EXCEEDED,
+    build_result.BuildReason.BASE_LOGIN_REFUSED, build_result.BuildReason.PUSH_LOGIN_REFUSED, build_result.BuildReason.DEADLINE_EXCEEDED,
 })  # fmt: skip
 """Reasons that no attempt ends: only a user changes Secrets of a directory, and time limits.
 
@@ -103,7 +64,7 @@ _BUILD_FACTOR = 4
 """Space of a build, in sizes of the compressed base: as it is pulled, unpacked and built."""
 
 
-class PoolBuildError(TreenailError):
+class PoolBuildError(errors.TreenailError):
     """The image of a pool cannot be built."""
 
 
@@ -111,16 +72,16 @@ class PoolBuildError(TreenailError):
 class PoolBuildInputs:
     """The pool, and what its build reads."""
 
-    config: MachineOSConfig
-    pool: MachineConfigPool
+    config: machineosconfig.MachineOSConfig
+    pool: machineconfigpool.MachineConfigPool
     """Its configuration names the rendered config."""
-    objects: ObjectGetter
+    objects: cluster_reader.ObjectGetter
     """Has the rendered config, the ControllerConfig, Secrets and ConfigMaps."""
     namespace: str = ""
     """Of Secrets and ConfigMaps; `objects` may look in other ones, too."""
     architecture: str = ""
     """Of the pool's nodes; empty for that of this host."""
-    mirror_rules: tuple[MirrorRule, ...] = ()
+    mirror_rules: tuple[image_mirrors.MirrorRule, ...] = ()
     """Mirrors of registries beside those of the rendered config."""
 
 
@@ -130,18 +91,18 @@ def get_host_architecture() -> str:
     return _MACHINES.get(machine, machine)
 
 
-def get_object_path(directory: InstallDirectory, pool: str) -> Path:
+def get_object_path(directory: install_files.InstallDirectory, pool: str) -> Path:
     """Return the file with the MachineOSBuild of a pool."""
     return directory.cluster_objects / f"machineosbuild-{pool}.json"
 
 
 def read_built_image(
-    directory: InstallDirectory, files: InstallFiles, pool: str
-) -> BuiltPoolImage | None:
+    directory: install_files.InstallDirectory, files: install_files.InstallFiles, pool: str
+) -> built_image.BuiltPoolImage | None:
     """Return the image of a pool that was built; None before. Raises `FileError`, `ConfigError`."""
     path = get_object_path(directory, pool)
     content = files.read(path, limit=OBJECT_LIMIT)
-    return None if content is None else decode_built_image(content, where=str(path))
+    return None if content is None else built_image.decode_built_image(content, where=str(path))
 
 
 class PoolImageBuilder:
@@ -149,20 +110,22 @@ class PoolImageBuilder:
 
     def __init__(
         self,
-        directory: InstallDirectory,
-        registry: PushRegistry | None,
-        settings: PoolBuildSettings,
-        clock: Clock,
-        files: InstallFiles,
+        directory: install_files.InstallDirectory,
+        registry: build_attempt.PushRegistry | None,
+        settings: build_attempt.PoolBuildSettings,
+        clock: clocks.Clock,
+        files: install_files.InstallFiles,
     ) -> None:
         self._directory = directory
         self._registry = registry
         self._settings = settings
         self._clock = clock
         self._files = files
-        self._options = list_builder_options(driver=settings.driver)
+        self._options = build_inputs.list_builder_options(driver=settings.driver)
 
-    def build_pool_image(self, inputs: PoolBuildInputs, context: StepContext) -> BuiltPoolImage:
+    def build_pool_image(
+        self, inputs: PoolBuildInputs, context: install_steps.StepContext
+    ) -> built_image.BuiltPoolImage:
         """Build and push the image of a pool, and write its MachineOSBuild for the cluster.
 
         An image of equal inputs that the registry has is not built again. A failed attempt is
@@ -175,75 +138,85 @@ class PoolImageBuilder:
             log.info("image of pool %s is built already: %s", pool, known.pull_spec)
             return known
         self._check_space(planned, layers)
-        builder = SystemImageBuilder(
+        builder = build_attempt.SystemImageBuilder(
             self._directory.builds, self._settings, self._registry, self._clock, self._files
         )
-        attempt = BuildAttempt(planned, layers, builder)
+        attempt = build_attempt.BuildAttempt(planned, layers, builder)
         result, report = self._run_attempts(planned, attempt, context)
         if self._registry is not None:
             # Before the record of the build: an image that is recorded is not built again.
             self._registry.sync_storage()
-        document = make_built_object(
+        document = built_image.make_built_object(
             planned.plan.wanted,
             planned.config,
             result.systems,
             result.image,
             report,
-            BuildTimes(began, self._clock.now()),
+            built_image.BuildTimes(began, self._clock.now()),
             base,
         )
         path = get_object_path(self._directory, pool)
-        content = encode_built_object(document)
+        content = built_image.encode_built_object(document)
         self._files.write(path, content)
         builder.discard(planned)
-        built = decode_built_image(content, where=str(path))
+        built = built_image.decode_built_image(content, where=str(path))
         log.info("built the image of pool %s: %s", pool, built.pull_spec)
         return built
 
-    def plan_image(self, inputs: PoolBuildInputs) -> BuildPlan:
+    def plan_image(self, inputs: PoolBuildInputs) -> build_planner.BuildPlan:
         """Return the plan; raise `PoolBuildError`. The tag of a base is resolved once."""
         return self._plan(inputs)[0].plan
 
-    def find_image(self, inputs: PoolBuildInputs) -> BuiltPoolImage | None:
+    def find_image(self, inputs: PoolBuildInputs) -> built_image.BuiltPoolImage | None:
         """Return the image of these inputs if it is built; raise `PoolBuildError`."""
         planned, layers, _ = self._plan(inputs)
         return self._find_built(planned, layers)
 
     # Planning
 
-    def _plan(self, inputs: PoolBuildInputs) -> tuple[PlannedImage, LayerBuilder, TagRecord | None]:
+    def _plan(
+        self, inputs: PoolBuildInputs
+    ) -> tuple[build_attempt.PlannedImage, layer_builder.LayerBuilder, image_tags.TagRecord | None]:
         """Plan the build; return also how the tag of the base image was resolved."""
-        reader = ClusterReader(inputs.objects, self._clock, namespace=inputs.namespace)
-        planner = Planner(reader, options=self._options, mirror_rules=inputs.mirror_rules)
+        reader = cluster_reader.ClusterReader(
+            inputs.objects, self._clock, namespace=inputs.namespace
+        )
+        planner = build_planner.Planner(
+            reader, options=self._options, mirror_rules=inputs.mirror_rules
+        )
         pool = inputs.pool.name
         architecture = inputs.architecture or get_host_architecture()
         config, base = inputs.config, None
         try:
             layers = self._make_layer_builder(planner, config)
-            if is_tag(config.base_image):
+            if image_tags.is_tag(config.base_image):
                 mirrors = planner.read_mirrors(inputs.pool.configuration.name)
                 base = self._resolve_base(config, architecture, layers, mirrors)
                 config = _record_base(config, base)
             plan = planner.plan_build(config, inputs.pool, frozenset({architecture}))
             problem = planner.check_secrets(config)
-            context, mounts = read_build_files(reader, plan)
-        except BuildRefused as error:
+            context, mounts = build_planner.read_build_files(reader, plan)
+        except build_planner.BuildRefused as error:
             raise _make_refusal(pool, error.problem) from error
-        except ConfigError as error:
-            raise _make_error(pool, InputReason.CONFIG_INVALID, str(error), error.remedy) from error
+        except errors.ConfigError as error:
+            raise _make_error(
+                pool, checks.InputReason.CONFIG_INVALID, str(error), error.remedy
+            ) from error
         if problem is not None:
             raise _make_refusal(pool, problem)
-        return PlannedImage(plan, config, planner, context, mounts), layers, base
+        return build_attempt.PlannedImage(plan, config, planner, context, mounts), layers, base
 
-    def _make_layer_builder(self, planner: Planner, config: MachineOSConfig) -> LayerBuilder:
+    def _make_layer_builder(
+        self, planner: build_planner.Planner, config: machineosconfig.MachineOSConfig
+    ) -> layer_builder.LayerBuilder:
         """Make the builder of the config layer; the bootstrap registry has the final names."""
         endpoints = {}
         if (registry := self._registry) is not None:
-            spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
-            endpoints[f"{spec.registry}/{spec.repository}"] = RegistryEndpoint(
+            spec = push_spec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+            endpoints[f"{spec.registry}/{spec.repository}"] = layer_builder.RegistryEndpoint(
                 registry.push_address, registry.push_login, registry.ca_pem
             )
-        return LayerBuilder(
+        return layer_builder.LayerBuilder(
             planner,
             self._clock,
             proxies=read_proxy_settings(self._settings.environ),
@@ -252,35 +225,39 @@ class PoolImageBuilder:
 
     def _resolve_base(
         self,
-        config: MachineOSConfig,
+        config: machineosconfig.MachineOSConfig,
         architecture: str,
-        layers: LayerBuilder,
-        mirrors: ImageMirrors,
-    ) -> TagRecord:
+        layers: layer_builder.LayerBuilder,
+        mirrors: image_mirrors.ImageMirrors,
+    ) -> image_tags.TagRecord:
         """Resolve the tag of the base image, once: later runs use the record of the first one."""
         pool = config.pool
         path = self._directory.builds / f"base-{pool}.json"
         known = self._files.read(path, limit=OBJECT_LIMIT)
         if known is not None:
-            record = decode_base_record(known.decode("utf-8", "replace"))
+            record = image_tags.decode_base_record(known.decode("utf-8", "replace"))
             if record is not None and record.tag == config.base_image:
                 return record
-        question = ResolveBase(config.metadata.uid, config.base_image)
+        question = build_facts.ResolveBase(config.metadata.uid, config.base_image)
         answer = layers.resolve_base(question, (architecture,), config, mirrors)
         if answer.failure is not None:
             failure = answer.failure
-            raise _make_error(pool, failure.reason, failure.message, REMEDIES[failure.reason])
-        now = format_rfc3339(self._clock.now())
-        record = TagRecord(config.base_image, answer.pull_spec, now)
-        self._files.write(path, encode_base_record(record).encode())
+            raise _make_error(
+                pool, failure.reason, failure.message, build_result.REMEDIES[failure.reason]
+            )
+        now = clocks.format_rfc3339(self._clock.now())
+        record = image_tags.TagRecord(config.base_image, answer.pull_spec, now)
+        self._files.write(path, image_tags.encode_base_record(record).encode())
         return record
 
-    def _find_built(self, planned: PlannedImage, layers: LayerBuilder) -> BuiltPoolImage | None:
+    def _find_built(
+        self, planned: build_attempt.PlannedImage, layers: layer_builder.LayerBuilder
+    ) -> built_image.BuiltPoolImage | None:
         """Return the image of an earlier run with equal inputs, if the registry has it."""
         wanted = planned.plan.wanted
         try:
             known = read_built_image(self._directory, self._files, planned.config.pool)
-        except ConfigError as error:
+        except errors.ConfigError as error:
             log.warning("building the image of pool %s again: %s", planned.config.pool, error)
             return None
         if known is None or (known.build_name, known.key, known.push_spec, known.architectures) != (
@@ -289,20 +266,22 @@ class PoolImageBuilder:
             return None
         try:
             is_complete = layers.has_complete_image(known.pull_spec, planned.config)
-        except AttemptFailed as error:
+        except layer_builder.AttemptFailed as error:
             log.warning("cannot look up %s: %s", known.pull_spec, error.failure.message)
             return None
         return known if is_complete else None
 
-    def _check_space(self, planned: PlannedImage, layers: LayerBuilder) -> None:
+    def _check_space(
+        self, planned: build_attempt.PlannedImage, layers: layer_builder.LayerBuilder
+    ) -> None:
         """Raise `PoolBuildError` before a build that cannot have enough space."""
         pool, base_bytes = planned.config.pool, layers.measure_base(planned.plan, planned.config)
         if self._registry is not None:
             try:
                 self._registry.check_room(base_bytes)
-            except HostError as error:
+            except errors.HostError as error:
                 raise _make_error(
-                    pool, BuildReason.REGISTRY_FULL, str(error), error.remedy
+                    pool, build_result.BuildReason.REGISTRY_FULL, str(error), error.remedy
                 ) from error
         if not planned.plan.wanted.needs_job:
             return
@@ -312,34 +291,37 @@ class PoolImageBuilder:
         if free < needed:
             raise _make_error(
                 pool,
-                BuildReason.DISK_FULL,
-                f"the file system of {path} has {format_bytes(free)} free, and a build on this "
-                f"base image needs {format_bytes(needed)}",
+                build_result.BuildReason.DISK_FULL,
+                f"the file system of {path} has {install_files.format_bytes(free)} free, and a build on this "
+                f"base image needs {install_files.format_bytes(needed)}",
                 f"free space below {path}",
             )
 
     # Attempts
 
     def _run_attempts(
-        self, planned: PlannedImage, attempt: BuildAttempt, context: StepContext
-    ) -> tuple[AttemptResult, BuildReport]:
+        self,
+        planned: build_attempt.PlannedImage,
+        attempt: build_attempt.BuildAttempt,
+        context: install_steps.StepContext,
+    ) -> tuple[build_attempt.AttemptResult, build_facts.BuildReport]:
         """Run attempts until one succeeds, or until none is left."""
-        report = BuildReport()
+        report = build_facts.BuildReport()
         while True:
             outcome = self._run_attempt(planned, attempt, report.attempts + 1, context)
-            if isinstance(outcome, AttemptResult):
+            if isinstance(outcome, build_attempt.AttemptResult):
                 kept = replace(
                     report, retry_at=None, seconds=outcome.seconds, warning=outcome.warning
                 )
                 return outcome, kept
-            report = count_failure(report, outcome, self._clock.now())
+            report = decide.count_failure(report, outcome, self._clock.now())
             if report.retry_at is None or outcome.reason in _FINAL:
                 raise self._make_failure(planned, outcome, report.attempts)
             context.report(self._format_retry(outcome, report.attempts, report.retry_at))
             try:
                 while (left_s := report.retry_at - self._clock.now()) > 0:
                     context.wait(min(left_s, _WAIT_S))
-            except StepOverdueError as error:
+            except install_steps.StepOverdueError as error:
                 # Users need the reason more than the time limit.
                 failed = self._make_failure(planned, outcome, report.attempts)
                 remedy = "; ".join(filter(None, (failed.remedy, error.remedy)))
@@ -347,29 +329,33 @@ class PoolImageBuilder:
                 raise PoolBuildError(text, remedy=remedy) from error
 
     def _run_attempt(
-        self, planned: PlannedImage, attempt: BuildAttempt, number: int, context: StepContext
-    ) -> AttemptResult | AttemptFailure:
+        self,
+        planned: build_attempt.PlannedImage,
+        attempt: build_attempt.BuildAttempt,
+        number: int,
+        context: install_steps.StepContext,
+    ) -> build_attempt.AttemptResult | build_facts.AttemptFailure:
         plan, pool = planned.plan, planned.config.pool
-        attempt_log = AttemptLog(self._directory, self._files, pool)
+        attempt_log = build_attempt.AttemptLog(self._directory, self._files, pool)
         began = self._clock.now()
         what = "building" if plan.wanted.needs_job else "adding the config to the base image"
         context.report(f"{what}: log in {attempt_log.path}")
-        outcome: AttemptResult | AttemptFailure
+        outcome: build_attempt.AttemptResult | build_facts.AttemptFailure
         try:
             outcome = attempt.run(number, attempt_log)
-        except AttemptFailed as error:
+        except layer_builder.AttemptFailed as error:
             outcome = self._check_registry(error.failure)
         finally:
             attempt_log.close()
-        failure = outcome if isinstance(outcome, AttemptFailure) else None
+        failure = outcome if isinstance(outcome, build_facts.AttemptFailure) else None
         attempt_log.write_report({
             "attempt": number,
             "pool": pool,
             "machineOSBuild": plan.wanted.name,
             "contentKey": plan.wanted.content_key,
-            "began": format_rfc3339(began),
-            "ended": format_rfc3339(self._clock.now()),
-            "image": outcome.image if isinstance(outcome, AttemptResult) else "",
+            "began": clocks.format_rfc3339(began),
+            "ended": clocks.format_rfc3339(self._clock.now()),
+            "image": outcome.image if isinstance(outcome, build_attempt.AttemptResult) else "",
             "reason": failure.reason.value if failure else "",
             "message": failure.message if failure else "",
             "line": failure.line if failure else 0,
@@ -378,38 +364,43 @@ class PoolImageBuilder:
         })  # fmt: skip
         return outcome
 
-    def _check_registry(self, failure: AttemptFailure) -> AttemptFailure:
+    def _check_registry(self, failure: build_facts.AttemptFailure) -> build_facts.AttemptFailure:
         """Name the cause if the bootstrap registry refuses pushes."""
         problem = self._registry.find_problem() if self._registry is not None else ""
         if not problem:
             return failure
-        return AttemptFailure(
-            BuildReason.REGISTRY_FULL, f"the bootstrap registry is full: {problem}"
+        return build_facts.AttemptFailure(
+            build_result.BuildReason.REGISTRY_FULL, f"the bootstrap registry is full: {problem}"
         )
 
-    def _format_retry(self, failure: AttemptFailure, attempts: int, retry_at: float) -> str:
+    def _format_retry(
+        self, failure: build_facts.AttemptFailure, attempts: int, retry_at: float
+    ) -> str:
         cause = f"{failure.reason}: {_format_place(failure)}{failure.message}"
         return (
             f"attempt {attempts} failed: {cause[:_CAUSE_LIMIT]}; next attempt at "
-            f"{format_rfc3339(retry_at)}; {self._find_remedy(failure.reason)}"
+            f"{clocks.format_rfc3339(retry_at)}; {self._find_remedy(failure.reason)}"
         )
 
-    def _find_remedy(self, reason: BuildReason) -> str:
+    def _find_remedy(self, reason: build_result.BuildReason) -> str:
         """Return the remedy on this host, which differs from that of a Job."""
-        if reason is BuildReason.REGISTRY_FULL and self._registry is None:
-            return REMEDIES[reason]
+        if reason is build_result.BuildReason.REGISTRY_FULL and self._registry is None:
+            return build_result.REMEDIES[reason]
         found = _HOST_REMEDIES.get(reason)
         if found is None:
-            return REMEDIES[reason]
+            return build_result.REMEDIES[reason]
         return found.replace("DIR", str(self._directory.private))
 
     def _make_failure(
-        self, planned: PlannedImage, failure: AttemptFailure, attempts: int
+        self,
+        planned: build_attempt.PlannedImage,
+        failure: build_facts.AttemptFailure,
+        attempts: int,
     ) -> PoolBuildError:
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         remedy = self._find_remedy(failure.reason)
         if (hidden := planned.plan.wanted.instruction_remedy) and (
-            failure.reason is BuildReason.INSTRUCTION_FAILED
+            failure.reason is build_result.BuildReason.INSTRUCTION_FAILED
         ):
             remedy += f"; {hidden}"
         again = f"treenail-controller install bootstrap --dir {self._directory.root}"
@@ -421,19 +412,21 @@ class PoolImageBuilder:
         )
 
 
-def _format_place(failure: AttemptFailure) -> str:
+def _format_place(failure: build_facts.AttemptFailure) -> str:
     return f"line {failure.line} of the Containerfile: " if failure.line else ""
 
 
-def _record_base(config: MachineOSConfig, record: TagRecord) -> MachineOSConfig:
+def _record_base(
+    config: machineosconfig.MachineOSConfig, record: image_tags.TagRecord
+) -> machineosconfig.MachineOSConfig:
     """Return the MachineOSConfig with the record that the build controller would write."""
     meta = config.metadata
-    notes = {**meta.annotations, key.RESOLVED_BASE: encode_base_record(record)}
+    notes = {**meta.annotations, key.RESOLVED_BASE: image_tags.encode_base_record(record)}
     recorded = replace(config, metadata=replace(meta, annotations=notes))
-    return pin_base_image(recorded)
+    return image_tags.pin_base_image(recorded)
 
 
-def _make_refusal(pool: str, problem: BuildProblem) -> PoolBuildError:
+def _make_refusal(pool: str, problem: build_facts.BuildProblem) -> PoolBuildError:
     return _make_error(pool, problem.reason, problem.message, "")
 
 
@@ -447,15 +440,15 @@ BOOTSTRAP_POOLS = ("master", "arbiter")
 """Pools whose machines the bootstrap host serves."""
 
 
-def list_built_pools(manifests: InstallManifests) -> tuple[str, ...]:
+def list_built_pools(manifests: install_manifests.InstallManifests) -> tuple[str, ...]:
     """Return the pools whose images are built on the bootstrap host: not those built before."""
     found = {each.pool for each in manifests.image_configs.values() if not each.pre_built_image}
     return tuple(name for name in BOOTSTRAP_POOLS if name in found and name in manifests.pools)
 
 
 def make_build_inputs(
-    manifests: InstallManifests,
-    pools: Sequence[RenderedPool],
+    manifests: install_manifests.InstallManifests,
+    pools: Sequence[install_manifests.RenderedPool],
     name: str,
     *,
     namespace: str = NAMESPACE,
@@ -469,7 +462,7 @@ def make_build_inputs(
     return PoolBuildInputs(
         next(each for each in manifests.image_configs.values() if each.pool == name),
         next(each.pool for each in pools if each.pool.name == name),
-        InstallObjects(manifests, documents),
+        manifest_checks.InstallObjects(manifests, documents),
         namespace,
         architecture,
         manifests.mirror_rules,

@@ -10,17 +10,10 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from treenail.api.decode import Json, load_json
-from treenail.api.documents import dump_document, load_documents
+from treenail import errors
+from treenail.api import decode, documents
+from treenail.config import node_paths, redact
 from treenail.config.ignition.withhold import withhold_secrets
-from treenail.config.node_paths import WITHHELD
-from treenail.config.redact import (
-    format_redacted_document,
-    format_redacted_text,
-    redact_json,
-    redact_line,
-)
-from treenail.errors import ConfigError, TreenailError
 
 MAX_ARCHIVE_BYTES = 200_000_000
 """Size limit of the archive."""
@@ -67,17 +60,17 @@ class LogBundle:
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document without its secrets."""
-        self.add_part(name, lambda: format_redacted_document(read()))
+        self.add_part(name, lambda: redact.format_redacted_document(read()))
 
     def add_text(self, name: str, read: Callable[[], str]) -> None:
         """Add a text without its secrets."""
-        self.add_part(name, lambda: format_redacted_text(read()))
+        self.add_part(name, lambda: redact.format_redacted_text(read()))
 
     def add_part(self, name: str, read: Callable[[], bytes]) -> None:
         """Add bytes that passed the redaction; record the cause if they cannot be read."""
         try:
             content = read()
-        except (TreenailError, ValueError, RecursionError, OSError) as error:
+        except (errors.TreenailError, ValueError, RecursionError, OSError) as error:
             self.note_missing(name, str(error) or type(error).__name__)
             return
         if len(self._parts) >= _MAX_PARTS:
@@ -92,7 +85,7 @@ class LogBundle:
     def note_missing(self, name: str, cause: str) -> None:
         """Record that a part is missing, and why."""
         if len(self._missing) < _MAX_PARTS:
-            self._missing[name] = redact_line(" ".join(cause.split()))[:1000]
+            self._missing[name] = redact.redact_line(" ".join(cause.split()))[:1000]
 
     def note_truncated(self, name: str, statement: str) -> None:
         """Record what a part lacks."""
@@ -146,20 +139,20 @@ def format_objects(content: bytes, *, where: str) -> bytes:
 
     Raises `ConfigError` if the file cannot be parsed: a Secret in it cannot be recognized then.
     """
-    found = [withhold_object(each) for each in load_documents(content, where=where)]
-    return "---\n".join(map(dump_document, found)).encode("utf-8", "replace")
+    found = [withhold_object(each) for each in documents.load_documents(content, where=where)]
+    return "---\n".join(map(documents.dump_document, found)).encode("utf-8", "replace")
 
 
 def withhold_document(content: bytes, *, where: str) -> object:
     """Parse a JSON document, and withhold its secrets; raise `ConfigError`."""
-    document = load_json(content, where=where)
-    return withhold_object(document) if isinstance(document, dict) else redact_json(document)
+    document = decode.load_json(content, where=where)
+    return withhold_object(document) if isinstance(document, dict) else redact.redact_json(document)
 
 
-def withhold_object(document: Json) -> Json:
+def withhold_object(document: decode.Json) -> decode.Json:
     """Return the object without Secrets' values, contents of secret files, and known secrets."""
     withheld = _withhold_value(document)
-    found = _restore_references(withheld, redact_json(withheld))
+    found = _restore_references(withheld, redact.redact_json(withheld))
     return found if isinstance(found, dict) else {}
 
 
@@ -178,19 +171,23 @@ def _withhold_value(value: object) -> object:
 
 def _withhold_fields(fields: object) -> object:
     """Withhold all values; the names say what the Secret has."""
-    return dict.fromkeys(fields, WITHHELD) if isinstance(fields, dict) else WITHHELD
+    return (
+        dict.fromkeys(fields, node_paths.WITHHELD)
+        if isinstance(fields, dict)
+        else node_paths.WITHHELD
+    )
 
 
-def _withhold_ignition(config: Json) -> object:
+def _withhold_ignition(config: decode.Json) -> object:
     try:
         return withhold_secrets(config)
-    except ConfigError:
-        return WITHHELD
+    except errors.ConfigError:
+        return node_paths.WITHHELD
 
 
 def _restore_references(original: object, redacted: object) -> object:
     """Show names of Secrets again: the key `renderedImagePushSecret` names a reference."""
-    if redacted == WITHHELD and _is_reference(original):
+    if redacted == node_paths.WITHHELD and _is_reference(original):
         return original
     if isinstance(original, dict) and isinstance(redacted, dict):
         return {

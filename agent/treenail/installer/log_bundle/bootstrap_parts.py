@@ -15,19 +15,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__
+from treenail import __version__, clocks, errors, process
 from treenail.api.decode import load_json
-from treenail.clocks import Clock, format_rfc3339
-from treenail.config.redact import (
-    format_redacted_document,
-    format_redacted_ends,
-    format_redacted_lines,
-    format_redacted_text,
-)
-from treenail.errors import ConfigError, FileError, TreenailError
+from treenail.config import redact
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.log_bundle.archive import LogBundle, format_objects, withhold_document
-from treenail.process import ProgramRunner
+from treenail.installer.log_bundle import archive
 
 PREFIX = "bootstrap/treenail"
 JOURNAL_UNITS = ("treenail-bootstrap.service",)
@@ -45,7 +37,10 @@ _DOCUMENT_SUFFIXES = frozenset({".json", ".yaml", ".yml"})
 
 
 def add_bootstrap_parts(
-    bundle: LogBundle, directory: InstallDirectory, programs: ProgramRunner, clock: Clock
+    bundle: archive.LogBundle,
+    directory: InstallDirectory,
+    programs: process.ProgramRunner,
+    clock: clocks.Clock,
 ) -> None:
     """Add all parts of the bootstrap host, the ones that explain a failure first."""
     for path in (directory.status, directory.state):
@@ -64,7 +59,7 @@ def add_bootstrap_parts(
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
 
 
-def _add_logs(bundle: LogBundle, folder: Path) -> None:
+def _add_logs(bundle: archive.LogBundle, folder: Path) -> None:
     """Add logs of builds, registry and config server; the last attempts of builds first."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{folder.name}", f"{folder} does not exist")
@@ -83,14 +78,14 @@ def _order_log(path: Path) -> tuple[float, str]:
         return 0.0, str(path)
 
 
-def _read_log(bundle: LogBundle, name: str, path: Path) -> bytes:
+def _read_log(bundle: archive.LogBundle, name: str, path: Path) -> bytes:
     content, omitted = read_log(path)
     if omitted:
         bundle.note_truncated(name, f"{omitted} bytes left out in the middle")
     return content
 
 
-def _add_objects(bundle: LogBundle, folder: Path, name: str) -> None:
+def _add_objects(bundle: archive.LogBundle, folder: Path, name: str) -> None:
     """Add files with Kubernetes objects."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{name}", f"{folder} does not exist")
@@ -102,10 +97,10 @@ def _add_objects(bundle: LogBundle, folder: Path, name: str) -> None:
 
 
 def _format_manifest(path: Path) -> bytes:
-    return format_objects(read_document(path), where=path.name)
+    return archive.format_objects(read_document(path), where=path.name)
 
 
-def _add_document(bundle: LogBundle, path: Path, name: str) -> None:
+def _add_document(bundle: archive.LogBundle, path: Path, name: str) -> None:
     bundle.add_part(name, partial(_format_document, path))
 
 
@@ -113,19 +108,19 @@ def _format_document(path: Path) -> bytes:
     """Format one of our own documents; a half-written one as text."""
     content = read_document(path)
     try:
-        return format_redacted_document(withhold_document(content, where=path.name))
-    except ConfigError:
-        return format_redacted_text(content.decode("utf-8", "replace"))
+        return redact.format_redacted_document(archive.withhold_document(content, where=path.name))
+    except errors.ConfigError:
+        return redact.format_redacted_text(content.decode("utf-8", "replace"))
 
 
-def _add_images(bundle: LogBundle, folder: Path) -> None:
+def _add_images(bundle: archive.LogBundle, folder: Path) -> None:
     """Add manifests and configs of the images in a registry's storage and in OCI directories."""
     for name, path in read_image_documents(folder):
         _add_document(bundle, path, f"{PREFIX}/{folder.name}/{name}")
 
 
 def _describe_host(
-    directory: InstallDirectory, programs: ProgramRunner, clock: Clock
+    directory: InstallDirectory, programs: process.ProgramRunner, clock: clocks.Clock
 ) -> dict[str, object]:
     system = os.uname()
     return {
@@ -134,7 +129,7 @@ def _describe_host(
         "kernel": system.release,
         "machine": system.machine,
         "processors": os.cpu_count(),
-        "collectedAt": format_rfc3339(clock.now()),
+        "collectedAt": clocks.format_rfc3339(clock.now()),
         "disks": _measure_disks(directory.root),
         "programs": {
             name: _read_version(programs, argv) for name, argv in _VERSION_COMMANDS.items()
@@ -151,19 +146,19 @@ def _measure_disks(root: Path) -> dict[str, object]:
     return found
 
 
-def _read_version(programs: ProgramRunner, argv: tuple[str, ...]) -> str:
+def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str:
     try:
         output = programs.run_command(argv, timeout_s=_PROGRAM_TIMEOUT_S)
-    except TreenailError as error:
+    except errors.TreenailError as error:
         return str(error)
     return output.decode("utf-8", "replace").partition("\n")[0]
 
 
-def _read_journal(programs: ProgramRunner, unit: str) -> bytes:
+def _read_journal(programs: process.ProgramRunner, unit: str) -> bytes:
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--lines", str(_JOURNAL_LINES), "--unit", unit]
     output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * 1024 * 1024)
-    return format_redacted_lines(output.decode("utf-8", "replace"))
+    return redact.format_redacted_lines(output.decode("utf-8", "replace"))
 
 
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
@@ -189,7 +184,7 @@ def describe_files(folder: Path) -> list[dict[str, object]]:
                 "mode": stat.filemode(status.st_mode),
                 "owner": f"{status.st_uid}:{status.st_gid}",
                 "bytes": status.st_size,
-                "changed": format_rfc3339(status.st_mtime),
+                "changed": clocks.format_rfc3339(status.st_mtime),
             }
         )
     return sorted(found, key=lambda each: str(each["path"]))
@@ -201,7 +196,7 @@ def read_document(path: Path) -> bytes:
         size = os.fstat(descriptor).st_size
         if size > MAX_DOCUMENT_BYTES:
             limit = MAX_DOCUMENT_BYTES // (1024 * 1024)
-            raise FileError(f"{path} has {size} bytes, more than {limit} MiB")
+            raise errors.FileError(f"{path} has {size} bytes, more than {limit} MiB")
         return _read_span(descriptor, 0, MAX_DOCUMENT_BYTES)
 
 
@@ -215,12 +210,12 @@ def read_log(path: Path) -> tuple[bytes, int]:
         omitted = size - _HEAD_BYTES - _TAIL_BYTES
         if omitted <= 0:
             content = _read_span(descriptor, 0, size)
-            return format_redacted_text(content.decode("utf-8", "replace")), 0
+            return redact.format_redacted_text(content.decode("utf-8", "replace")), 0
         overlap = min(omitted, _OVERLAP_BYTES)
         start = size - _TAIL_BYTES - overlap
         head = _read_span(descriptor, 0, _HEAD_BYTES)
         tail = _read_span(descriptor, start, _TAIL_BYTES + overlap)
-        shown = format_redacted_ends(head, tail, overlap=overlap, omitted=omitted - overlap)
+        shown = redact.format_redacted_ends(head, tail, overlap=overlap, omitted=omitted - overlap)
         return shown, omitted
 
 
@@ -251,10 +246,10 @@ def _open_file(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileError(f"cannot read {path}: it is no regular file")
+            raise errors.FileError(f"cannot read {path}: it is no regular file")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -332,7 +327,7 @@ def _find_digests(path: Path, field: str) -> list[str]:
     """Return the digests of the descriptors in a field of a document; none if it is damaged."""
     try:
         document = load_json(read_document(path), where=path.name)
-    except TreenailError:
+    except errors.TreenailError:
         return []
     value = document.get(field) if isinstance(document, dict) else None
     descriptors = value if isinstance(value, list) else [value]

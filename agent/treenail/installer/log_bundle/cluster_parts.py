@@ -15,38 +15,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from treenail.api.decode import Json, load_json
-from treenail.config.redact import (
-    format_redacted_document,
-    format_redacted_lines,
-    format_redacted_text,
-)
+from treenail import errors, process
+from treenail.api import decode
+from treenail.config import redact
 from treenail.controllers.handover.handover_objects import parse_objects
-from treenail.errors import (
-    ClusterError,
-    CommandError,
-    CommandTimeoutError,
-    ConfigError,
-    HostError,
-    NotFoundError,
-    TreenailError,
-    UsageError,
-)
 from treenail.installer.log_bundle.archive import LogBundle, format_objects
-from treenail.kube.api_client import Client
-from treenail.kube.resources import (
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    Resource,
-)
-from treenail.process import ProgramRunner
+from treenail.kube import api_client, resources
 
 PREFIX = "cluster/treenail"
-_RESOURCES = (MACHINEOSCONFIGS, MACHINEOSBUILDS, MACHINECONFIGPOOLS, NODES)
+_RESOURCES = (
+    resources.MACHINEOSCONFIGS,
+    resources.MACHINEOSBUILDS,
+    resources.MACHINECONFIGPOOLS,
+    resources.NODES,
+)
 
-OpenCluster = Callable[[], AbstractContextManager[Client]]
+OpenCluster = Callable[[], AbstractContextManager[api_client.Client]]
 """Connects to the cluster; raises `UsageError`."""
 
 
@@ -55,16 +39,16 @@ def add_cluster_parts(bundle: LogBundle, open_cluster: OpenCluster) -> tuple[str
 
     A cluster that does not answer is recorded as missing, with one attempt.
     """
-    found: dict[Resource, tuple[Json, ...]] = {}
+    found: dict[resources.Resource, tuple[decode.Json, ...]] = {}
     try:
         with open_cluster() as client:
             for resource in _RESOURCES:
                 try:
                     found[resource] = client.list(resource).items
-                except NotFoundError as error:
+                except errors.NotFoundError as error:
                     # The controllers, which bring the kind, are not installed yet.
                     bundle.note_missing(f"{PREFIX}/{resource.plural}.yaml", str(error))
-    except (ClusterError, UsageError) as error:
+    except (errors.ClusterError, errors.UsageError) as error:
         bundle.note_missing(PREFIX, str(error))
     for resource, items in found.items():
         name = f"{PREFIX}/{resource.plural}.yaml"
@@ -72,21 +56,27 @@ def add_cluster_parts(bundle: LogBundle, open_cluster: OpenCluster) -> tuple[str
     return tuple(_describe_pools(found))
 
 
-def _format_items(items: tuple[Json, ...], resource: Resource) -> bytes:
+def _format_items(items: tuple[decode.Json, ...], resource: resources.Resource) -> bytes:
     # API servers leave kind and version out of the items of a list.
-    kind: Json = {"apiVersion": resource.api_version, "kind": resource.kind}
+    kind: decode.Json = {"apiVersion": resource.api_version, "kind": resource.kind}
     text = "".join(f"---\n{json.dumps({**kind, **each})}\n" for each in items)
     return format_objects(text.encode(), where=resource.plural)
 
 
-def _describe_pools(found: dict[Resource, tuple[Json, ...]]) -> Iterator[str]:
-    if not found.keys() >= {MACHINECONFIGPOOLS, MACHINEOSCONFIGS, MACHINEOSBUILDS}:
+def _describe_pools(found: dict[resources.Resource, tuple[decode.Json, ...]]) -> Iterator[str]:
+    if not found.keys() >= {
+        resources.MACHINECONFIGPOOLS,
+        resources.MACHINEOSCONFIGS,
+        resources.MACHINEOSBUILDS,
+    }:
         return
     try:
         progress = parse_objects(
-            found[MACHINECONFIGPOOLS], found[MACHINEOSCONFIGS], found[MACHINEOSBUILDS]
+            found[resources.MACHINECONFIGPOOLS],
+            found[resources.MACHINEOSCONFIGS],
+            found[resources.MACHINEOSBUILDS],
         )
-    except ConfigError as error:
+    except errors.ConfigError as error:
         yield f"cannot read the pools: {error}"
         return
     yield from (*progress.failed, *progress.missing)
@@ -136,7 +126,7 @@ def parse_node_address(text: str) -> NodeAddress:
     """Parse ``[USER@]ADDRESS``; raise `UsageError`."""
     found = _ADDRESS.fullmatch(text)
     if found is None:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot use the node address {text:.100}: expected [USER@]ADDRESS",
             remedy="name a host or an IP address, for example --node core@192.0.2.10",
         )
@@ -146,7 +136,7 @@ def parse_node_address(text: str) -> NodeAddress:
 def add_node_parts(
     bundle: LogBundle,
     addresses: Sequence[NodeAddress],
-    programs: ProgramRunner,
+    programs: process.ProgramRunner,
     timeout_s: float,
 ) -> tuple[NodeAddress, ...]:
     """Add the parts of all nodes, several at a time; return the nodes that sent none."""
@@ -164,21 +154,23 @@ def add_node_parts(
     return tuple(silent)
 
 
-def read_node_parts(programs: ProgramRunner, timeout_s: float, address: NodeAddress) -> NodeParts:
+def read_node_parts(
+    programs: process.ProgramRunner, timeout_s: float, address: NodeAddress
+) -> NodeParts:
     """Read the parts of one node within the time limit; errors become causes of missing parts."""
     run = partial(_run_remote, programs, address)
     try:
         archive = run("sudo treenail collect --output -", timeout_s)
-    except CommandTimeoutError as error:
+    except errors.CommandTimeoutError as error:
         return NodeParts(address, missing={"": f"cannot read node {address}: {error}"})
-    except CommandError as error:
+    except errors.CommandError as error:
         cause = f"cannot read node {address}: {error}"
         if _SSH_FAILED in str(error):
             return NodeParts(address, missing={"": cause})
         return _read_fallback(run, address, cause, timeout_s)
     try:
         return NodeParts(address, dict(unpack_parts(archive)))
-    except HostError as error:
+    except errors.HostError as error:
         return NodeParts(address, missing={"": f"cannot read node {address}: {error}"})
 
 
@@ -190,13 +182,13 @@ def _read_fallback(
     command = f"sudo journalctl --no-pager --quiet --lines {_FALLBACK_LINES} {units}"
     try:
         journal = run(command, timeout_s).decode("utf-8", "replace")
-    except CommandError as error:
+    except errors.CommandError as error:
         return NodeParts(address, missing={"": cause, "journal": str(error)})
-    return NodeParts(address, {"journal/all": format_redacted_lines(journal)}, {"": cause})
+    return NodeParts(address, {"journal/all": redact.format_redacted_lines(journal)}, {"": cause})
 
 
 def _run_remote(
-    programs: ProgramRunner, address: NodeAddress, command: str, timeout_s: float
+    programs: process.ProgramRunner, address: NodeAddress, command: str, timeout_s: float
 ) -> bytes:
     # The machines are new, so no known_hosts has their keys. The installer's gather does the same.
     argv = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_TIMEOUT_S}"]
@@ -215,7 +207,7 @@ def unpack_parts(archive: bytes) -> list[tuple[str, bytes]]:
         with gzip.open(io.BytesIO(archive)) as packed:
             unpacked = packed.read(_UNPACKED_LIMIT + 1)
         if len(unpacked) > _UNPACKED_LIMIT:
-            raise HostError("the archive unpacks to more than 256 MiB")
+            raise errors.HostError("the archive unpacks to more than 256 MiB")
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             for entry in tar:
                 name = entry.name.partition("/")[2]
@@ -224,7 +216,7 @@ def unpack_parts(archive: bytes) -> list[tuple[str, bytes]]:
                     content = file.read(_PART_LIMIT) if file else b""
                     found.append((name, _withhold_part(name, content)))
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise HostError("the archive of `treenail collect` is damaged") from error
+        raise errors.HostError("the archive of `treenail collect` is damaged") from error
     return found
 
 
@@ -235,9 +227,9 @@ def _is_plain_name(name: str) -> bool:
 def _withhold_part(name: str, content: bytes) -> bytes:
     if name.endswith(".json"):
         try:
-            return format_redacted_document(load_json(content, where=name))
-        except TreenailError:
+            return redact.format_redacted_document(decode.load_json(content, where=name))
+        except errors.TreenailError:
             pass
     text = content.decode("utf-8", "replace")
     is_journal = name.startswith("journal/")
-    return format_redacted_lines(text) if is_journal else format_redacted_text(text)
+    return redact.format_redacted_lines(text) if is_journal else redact.format_redacted_text(text)

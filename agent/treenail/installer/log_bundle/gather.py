@@ -9,51 +9,42 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from treenail.api.decode import Fields, Json
-from treenail.clocks import Clock
-from treenail.errors import ConfigError, TreenailError
+from treenail import clocks, errors, process
+from treenail.api import decode
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.log_bundle.archive import LogBundle, withhold_document
-from treenail.installer.log_bundle.bootstrap_parts import PREFIX, add_bootstrap_parts, read_document
-from treenail.installer.log_bundle.cluster_parts import (
-    NodeAddress,
-    OpenCluster,
-    add_cluster_parts,
-    add_node_parts,
-)
-from treenail.process import ProgramRunner
+from treenail.installer.log_bundle import archive, bootstrap_parts, cluster_parts
 
 
 @dataclass(frozen=True, slots=True)
 class GatherSettings:
     """Nodes to read, the time limit of each, and the cluster."""
 
-    nodes: Sequence[NodeAddress]
+    nodes: Sequence[cluster_parts.NodeAddress]
     node_timeout_s: float
-    open_cluster: OpenCluster | None = None
+    open_cluster: cluster_parts.OpenCluster | None = None
     """None without a kubeconfig."""
 
 
 def gather_bundle(
-    bundle: LogBundle,
+    bundle: archive.LogBundle,
     directory: InstallDirectory,
     settings: GatherSettings,
-    programs: ProgramRunner,
-    clock: Clock,
-) -> tuple[NodeAddress, ...]:
+    programs: process.ProgramRunner,
+    clock: clocks.Clock,
+) -> tuple[cluster_parts.NodeAddress, ...]:
     """Add all parts and the summary, and close the bundle; return the nodes that sent nothing.
 
     A part that cannot be read is recorded as missing. Raises `OSError` if the bundle cannot be
     written.
     """
-    add_bootstrap_parts(bundle, directory, programs, clock)
+    bootstrap_parts.add_bootstrap_parts(bundle, directory, programs, clock)
     pools: tuple[str, ...] = ()
     if settings.open_cluster is not None:
-        pools = add_cluster_parts(bundle, settings.open_cluster)
-    silent = add_node_parts(bundle, settings.nodes, programs, settings.node_timeout_s)
+        pools = cluster_parts.add_cluster_parts(bundle, settings.open_cluster)
+    silent = cluster_parts.add_node_parts(bundle, settings.nodes, programs, settings.node_timeout_s)
     state, status = _read_document(directory.state), _read_document(directory.status)
     format_text = partial(format_summary, state, status, pools, bundle.part_names, bundle.missing)
-    bundle.add_text(f"{PREFIX}/{SUMMARY_NAME}", format_text)
+    bundle.add_text(f"{bootstrap_parts.PREFIX}/{SUMMARY_NAME}", format_text)
     bundle.close()
     return silent
 
@@ -61,8 +52,8 @@ def gather_bundle(
 def _read_document(path: Path) -> object:
     """Return a document without secrets; None if it cannot be read."""
     try:
-        return withhold_document(read_document(path), where=path.name)
-    except TreenailError:
+        return archive.withhold_document(bootstrap_parts.read_document(path), where=path.name)
+    except errors.TreenailError:
         return None
 
 
@@ -106,7 +97,7 @@ ExecStart=/bin/sh -c 'for each in {_ARTIFACTS}; do \\
 """
 
 
-def build_gather_hook() -> Json:
+def build_gather_hook() -> decode.Json:
     """Build an Ignition config with the units, for the config of the bootstrap host."""
     units = [
         {"name": "treenail-gather.path", "enabled": True, "contents": _PATH_UNIT},
@@ -145,16 +136,16 @@ def _format_steps(state: object) -> Iterator[str]:
         yield "No installation has begun in this directory, or its state cannot be read."
         return
     try:
-        fields = Fields.from_json(state, "install.json")
+        fields = decode.Fields.from_json(state, "install.json")
         yield f"Installation {fields.get_text('id')}, begun {fields.get_text('began')}"
         steps = list(fields.iter_objects("steps"))
-    except ConfigError as error:
+    except errors.ConfigError as error:
         yield f"The state of the installation is damaged: {error}"
         return
     for step in steps:
         try:
             yield f"  {_format_step(step)}"
-        except ConfigError as error:
+        except errors.ConfigError as error:
             yield f"  damaged: {error}"
 
 
@@ -164,7 +155,7 @@ def _format_status(status: object) -> Iterator[str]:
         return
     yield ""
     try:
-        fields = Fields.from_json(status, "status.json")
+        fields = decode.Fields.from_json(status, "status.json")
         failure = fields.get_object("failure")
         reason, remedy = failure.get_text("reason"), failure.get_text("remedy")
         if reason:
@@ -174,11 +165,11 @@ def _format_status(status: object) -> Iterator[str]:
             return
         texts = (fields.get_text(name) for name in ("phase", "title", "activity"))
         yield f"State: {', '.join(filter(None, texts))}"
-    except ConfigError as error:
+    except errors.ConfigError as error:
         yield f"The status of the installation is damaged: {error}"
 
 
-def _format_step(step: Fields) -> str:
+def _format_step(step: decode.Fields) -> str:
     name, state = step.get_text("name"), step.get_text("state")
     attempts = step.get_optional_integer("attempts") or 1
     times = " to ".join(filter(None, (step.get_text("began"), step.get_text("ended"))))
