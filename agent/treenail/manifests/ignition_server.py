@@ -14,15 +14,7 @@ from treenail.manifests import objects, permissions
 from treenail.manifests.installation import EVENTS_NAMESPACE, InstallOptions
 from treenail.manifests.installation import NAME as CONTROLLER_NAME
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
-from treenail.provisioning.tokens.bootstrap_tokens import (
-    GROUP,
-    MANAGER,
-    MANAGER_LABEL,
-    NAMESPACE,
-    SECRET_PREFIX,
-    SECRET_TYPE,
-)
-from treenail.provisioning.tokens.token_store import TOKEN_SECRET
+from treenail.provisioning.tokens import bootstrap_tokens, token_store
 
 NAME = "treenail-ignition"
 PORT = 22623
@@ -59,7 +51,7 @@ def build_server_documents(
     rules = [
         *permissions.build_named_rules({"configmaps": REQUEST_CONFIGMAP}, ("get", "update")),
         *permissions.build_named_rules(
-            {"secrets": TOKEN_SECRET}, ("get", "list", "patch", "watch")
+            {"secrets": token_store.TOKEN_SECRET}, ("get", "list", "patch", "watch")
         ),
     ]
     return [
@@ -74,7 +66,7 @@ def build_server_documents(
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": _build_metadata(namespace, TOKEN_SECRET),
+            "metadata": _build_metadata(namespace, token_store.TOKEN_SECRET),
             "type": "Opaque",
         },
         {
@@ -127,7 +119,7 @@ def build_approval_access(options: InstallOptions, namespace: str = NAME) -> lis
         "namespace": options.namespace,
     }
     place = _build_metadata(namespace, f"{NAME}-approve")
-    rules = permissions.build_named_rules({"secrets": TOKEN_SECRET}, ("get", "patch"))
+    rules = permissions.build_named_rules({"secrets": token_store.TOKEN_SECRET}, ("get", "patch"))
     return [
         objects.build_role("Role", place, rules),
         objects.build_binding("RoleBinding", place, account),
@@ -226,11 +218,18 @@ def build_join_access(namespace: str) -> list[Json]:
     The server reads no Secret of kube-system. RBAC cannot restrict the names that it writes, so an
     admission policy does.
     """
-    labels: Json = {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/part-of": "treenail"}
-    place: Json = {"name": JOIN_NAME, "namespace": NAMESPACE, "labels": labels}
+    labels: Json = {
+        "app.kubernetes.io/name": bootstrap_tokens.MANAGER,
+        "app.kubernetes.io/part-of": "treenail",
+    }
+    place: Json = {"name": JOIN_NAME, "namespace": bootstrap_tokens.NAMESPACE, "labels": labels}
     whole: Json = {"name": JOIN_NAME, "labels": labels}
-    account: Json = {"kind": "ServiceAccount", "name": MANAGER, "namespace": namespace}
-    machines: Json = {"apiGroup": objects.RBAC, "kind": "Group", "name": GROUP}
+    account: Json = {
+        "kind": "ServiceAccount",
+        "name": bootstrap_tokens.MANAGER,
+        "namespace": namespace,
+    }
+    machines: Json = {"apiGroup": objects.RBAC, "kind": "Group", "name": bootstrap_tokens.GROUP}
     bootstrappers = objects.build_binding("ClusterRoleBinding", whole, machines)
     bootstrappers["roleRef"] = {
         "apiGroup": objects.RBAC,
@@ -241,7 +240,9 @@ def build_join_access(namespace: str) -> list[Json]:
         objects.build_role("Role", place, permissions.build_rules([permissions.JOIN_VERBS])),
         objects.build_binding("RoleBinding", place, account),
         bootstrappers,
-        *_build_admission_policy(whole, f"system:serviceaccount:{namespace}:{MANAGER}"),
+        *_build_admission_policy(
+            whole, f"system:serviceaccount:{namespace}:{bootstrap_tokens.MANAGER}"
+        ),
     ]
 
 
@@ -257,7 +258,7 @@ def _build_admission_policy(metadata: Json, user: str) -> list[Json]:
                 "matchConstraints": {
                     "matchPolicy": "Equivalent",
                     "namespaceSelector": {
-                        "matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}
+                        "matchLabels": {"kubernetes.io/metadata.name": bootstrap_tokens.NAMESPACE}
                     },
                     "objectSelector": {},
                     "resourceRules": [
@@ -279,15 +280,15 @@ def _build_admission_policy(metadata: Json, user: str) -> list[Json]:
                 "validations": [
                     {
                         "expression": "request.operation == 'DELETE' || "
-                        f"(object.type == '{SECRET_TYPE}' && "
-                        f"object.metadata.name.startsWith('{SECRET_PREFIX}') && "
+                        f"(object.type == '{bootstrap_tokens.SECRET_TYPE}' && "
+                        f"object.metadata.name.startsWith('{bootstrap_tokens.SECRET_PREFIX}') && "
                         f"{_format_label_check('object')})",
                         "message": "the Ignition server may write only its bootstrap tokens",
                         "reason": "Forbidden",
                     },
                     {
                         "expression": "request.operation == 'CREATE' || "
-                        f"(oldObject.type == '{SECRET_TYPE}' && "
+                        f"(oldObject.type == '{bootstrap_tokens.SECRET_TYPE}' && "
                         f"{_format_label_check('oldObject')})",
                         "message": "the Ignition server may change only its bootstrap tokens",
                         "reason": "Forbidden",
@@ -306,6 +307,6 @@ def _build_admission_policy(metadata: Json, user: str) -> list[Json]:
 
 def _format_label_check(name: str) -> str:
     return (
-        f"has({name}.metadata.labels) && '{MANAGER_LABEL}' in {name}.metadata.labels && "
-        f"{name}.metadata.labels['{MANAGER_LABEL}'] == '{MANAGER}'"
+        f"has({name}.metadata.labels) && '{bootstrap_tokens.MANAGER_LABEL}' in {name}.metadata.labels && "
+        f"{name}.metadata.labels['{bootstrap_tokens.MANAGER_LABEL}'] == '{bootstrap_tokens.MANAGER}'"
     )

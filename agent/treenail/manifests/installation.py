@@ -8,21 +8,12 @@ import yaml
 
 from treenail import __version__
 from treenail.api import annotations as key
-from treenail.api.decode import Json
+from treenail.api import decode
 from treenail.controllers.image_build.job_builder import JobSettings
-from treenail.controllers.status.leader_status import DEFAULT_NAMESPACE, LEASE_NAME
+from treenail.controllers.status import leader_status
 from treenail.manifests import objects, permissions
-from treenail.manifests.objects import (
-    CONTAINER_SECURITY,
-    CONTROL_PLANE_TOLERATIONS,
-    NONROOT_UID,
-    POD_SECURITY,
-    build_field_env,
-    build_probe,
-)
-from treenail.manifests.permissions import CONTROLLER_VERBS, EVENT_VERBS, GROUP, NODE_VERBS
 
-NAME = LEASE_NAME
+NAME = leader_status.LEASE_NAME
 NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
 WEB_PORT = 8081
@@ -33,8 +24,8 @@ SIGNING_KEY = "key.pem"
 _KEY_VOLUME = "signing-key"
 _KEY_DIRECTORY = "/run/secrets/treenail-signing-key"
 _RBAC = "rbac.authorization.k8s.io"
-LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
-SELECTOR: Json = {"app.kubernetes.io/name": NAME}
+LABELS: decode.Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
+SELECTOR: decode.Json = {"app.kubernetes.io/name": NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class InstallOptions:
     """Controllers, namespace and image to install."""
 
     controllers: Sequence[str] = permissions.DEFAULT_CONTROLLERS
-    namespace: str = DEFAULT_NAMESPACE
+    namespace: str = leader_status.DEFAULT_NAMESPACE
     image: str = f"localhost/{NAME}:{__version__}"
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""
@@ -77,7 +68,7 @@ class InstallOptions:
         return [f"--image-annotation={self.image_annotation.removeprefix(key.PREFIX)}"]
 
 
-def build_documents(options: InstallOptions) -> list[Json]:
+def build_documents(options: InstallOptions) -> list[decode.Json]:
     """Build all manifests, in an order in which they can be created.
 
     Without controllers these are the kinds and the access of agents only.
@@ -95,7 +86,7 @@ def build_documents(options: InstallOptions) -> list[Json]:
     ]
 
 
-def load_crds() -> list[Json]:
+def load_crds() -> list[decode.Json]:
     """Load the CustomResourceDefinitions in a fixed order; they are in the MCO's API group."""
     folder = resources.files("treenail.manifests").joinpath("crds")
     files = sorted(
@@ -108,26 +99,32 @@ def load_crds() -> list[Json]:
     return [yaml.load(entry.read_text("utf-8"), Loader=loader) for entry in files]  # noqa: S506
 
 
-def build_node_access() -> list[Json]:
+def build_node_access() -> list[decode.Json]:
     """Build the access of agents, which use the credentials of their node."""
-    nodes: Json = {"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}
+    nodes: decode.Json = {"apiGroup": _RBAC, "kind": "Group", "name": "system:nodes"}
     return [
         _build_role(
             "ClusterRole",
             NODE_ROLE_NAME,
             "",
-            [*permissions.build_rules([NODE_VERBS]), permissions.build_controllerconfig_rule()],
+            [
+                *permissions.build_rules([permissions.NODE_VERBS]),
+                permissions.build_controllerconfig_rule(),
+            ],
         ),
         _build_binding("ClusterRoleBinding", NODE_ROLE_NAME, "", nodes),
         _build_role(
-            "Role", NODE_ROLE_NAME, EVENTS_NAMESPACE, permissions.build_rules([EVENT_VERBS])
+            "Role",
+            NODE_ROLE_NAME,
+            EVENTS_NAMESPACE,
+            permissions.build_rules([permissions.EVENT_VERBS]),
         ),
         _build_binding("RoleBinding", NODE_ROLE_NAME, EVENTS_NAMESPACE, nodes),
         *_build_node_admission_policy(),
     ]
 
 
-def _build_namespaces(options: InstallOptions) -> list[Json]:
+def _build_namespaces(options: InstallOptions) -> list[decode.Json]:
     levels = {options.namespace: "restricted"}
     if options.has_builds:
         # buildah needs root and a container's default capabilities.
@@ -135,9 +132,9 @@ def _build_namespaces(options: InstallOptions) -> list[Json]:
     return [objects.build_namespace(name, level, LABELS) for name, level in levels.items()]
 
 
-def _build_controller_access(options: InstallOptions) -> list[Json]:
-    account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}
-    chosen = [CONTROLLER_VERBS[name] for name in options.controllers]
+def _build_controller_access(options: InstallOptions) -> list[decode.Json]:
+    account: decode.Json = {"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}
+    chosen = [permissions.CONTROLLER_VERBS[name] for name in options.controllers]
     return [
         {
             "apiVersion": "v1",
@@ -146,7 +143,9 @@ def _build_controller_access(options: InstallOptions) -> list[Json]:
         },
         _build_role("ClusterRole", NAME, "", permissions.build_rules(chosen)),
         _build_binding("ClusterRoleBinding", NAME, "", account),
-        _build_role("Role", NAME, EVENTS_NAMESPACE, permissions.build_rules([EVENT_VERBS])),
+        _build_role(
+            "Role", NAME, EVENTS_NAMESPACE, permissions.build_rules([permissions.EVENT_VERBS])
+        ),
         _build_binding("RoleBinding", NAME, EVENTS_NAMESPACE, account),
         _build_role(
             "Role", f"{NAME}-leader", options.namespace, permissions.build_lease_rules(NAME)
@@ -158,7 +157,7 @@ def _build_controller_access(options: InstallOptions) -> list[Json]:
     ]
 
 
-def _build_job_access(options: InstallOptions, account: Json) -> list[Json]:
+def _build_job_access(options: InstallOptions, account: decode.Json) -> list[decode.Json]:
     """Build the account of builds, which has no permission, and the access to its namespace."""
     if not options.has_builds:
         return []
@@ -176,7 +175,7 @@ def _build_job_access(options: InstallOptions, account: Json) -> list[Json]:
     ]
 
 
-def _build_installation_access(options: InstallOptions, account: Json) -> list[Json]:
+def _build_installation_access(options: InstallOptions, account: decode.Json) -> list[decode.Json]:
     """Build the access to the objects of an installation in image mode.
 
     The build controller waits for the image that the installation built.
@@ -222,7 +221,7 @@ def _build_approval_arguments(options: InstallOptions) -> list[str]:
     return [f"--serve-namespace={options.serve_namespace}"] if is_needed else []
 
 
-def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
+def _build_gate_access(options: InstallOptions, account: decode.Json) -> list[decode.Json]:
     """Build the access to the Secrets that rollout policies name."""
     if "rollout" not in options.controllers:
         return []
@@ -234,19 +233,19 @@ def _build_gate_access(options: InstallOptions, account: Json) -> list[Json]:
     ]
 
 
-def _build_deployment(options: InstallOptions) -> Json:
-    template: Json = {
+def _build_deployment(options: InstallOptions) -> decode.Json:
+    template: decode.Json = {
         "metadata": {"labels": LABELS},
         "spec": {
             "serviceAccountName": NAME,
             "priorityClassName": "system-cluster-critical",
             "terminationGracePeriodSeconds": 30,
             "securityContext": {
-                **POD_SECURITY,
+                **objects.POD_SECURITY,
                 # The kubelet gives files of Secrets to this group.
-                **({"fsGroup": NONROOT_UID} if options.signing_key_secret else {}),
+                **({"fsGroup": objects.NONROOT_UID} if options.signing_key_secret else {}),
             },
-            "tolerations": list(CONTROL_PLANE_TOLERATIONS),
+            "tolerations": list(objects.CONTROL_PLANE_TOLERATIONS),
             # Prefer two nodes, so that one drain never stops both replicas, and two zones.
             "affinity": {
                 "podAntiAffinity": {
@@ -272,10 +271,10 @@ def _build_deployment(options: InstallOptions) -> Json:
     }
 
 
-def _build_volumes(options: InstallOptions) -> Json:
+def _build_volumes(options: InstallOptions) -> decode.Json:
     if not options.signing_key_secret:
         return {}
-    secret: Json = {
+    secret: decode.Json = {
         "secretName": options.signing_key_secret,
         "defaultMode": 0o440,
         "items": [{"key": SIGNING_KEY, "path": SIGNING_KEY}],
@@ -283,14 +282,14 @@ def _build_volumes(options: InstallOptions) -> Json:
     return {"volumes": [{"name": _KEY_VOLUME, "secret": secret}]}
 
 
-def _build_mounts(options: InstallOptions) -> Json:
+def _build_mounts(options: InstallOptions) -> decode.Json:
     if not options.signing_key_secret:
         return {}
-    mount: Json = {"name": _KEY_VOLUME, "mountPath": _KEY_DIRECTORY, "readOnly": True}
+    mount: decode.Json = {"name": _KEY_VOLUME, "mountPath": _KEY_DIRECTORY, "readOnly": True}
     return {"volumeMounts": [mount]}
 
 
-def _build_anti_affinity(weight: int, topology_key: str) -> Json:
+def _build_anti_affinity(weight: int, topology_key: str) -> decode.Json:
     return {
         "weight": weight,
         "podAffinityTerm": {
@@ -300,7 +299,7 @@ def _build_anti_affinity(weight: int, topology_key: str) -> Json:
     }
 
 
-def _build_container(options: InstallOptions) -> Json:
+def _build_container(options: InstallOptions) -> decode.Json:
     enabled = ",".join(options.controllers)
     return {
         "name": "controller",
@@ -322,26 +321,26 @@ def _build_container(options: InstallOptions) -> Json:
         ],
         **_build_mounts(options),
         "env": [
-            build_field_env("NODE_NAME", "spec.nodeName"),
-            build_field_env("POD_NAME", "metadata.name"),
-            build_field_env("POD_NAMESPACE", "metadata.namespace"),
+            objects.build_field_env("NODE_NAME", "spec.nodeName"),
+            objects.build_field_env("POD_NAME", "metadata.name"),
+            objects.build_field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
         "ports": [
             {"name": "metrics", "containerPort": PORT},
             *([{"name": "web", "containerPort": WEB_PORT}] if options.has_web_page else []),
         ],
         "livenessProbe": {
-            **build_probe("/healthz"),
+            **objects.build_probe("/healthz"),
             "initialDelaySeconds": 15,
             "periodSeconds": 20,
         },
-        "readinessProbe": {**build_probe("/readyz"), "periodSeconds": 5},
+        "readinessProbe": {**objects.build_probe("/readyz"), "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
-        "securityContext": CONTAINER_SECURITY,
+        "securityContext": objects.CONTAINER_SECURITY,
     }
 
 
-def _build_disruption_budget(options: InstallOptions) -> Json:
+def _build_disruption_budget(options: InstallOptions) -> decode.Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -355,13 +354,13 @@ def _build_disruption_budget(options: InstallOptions) -> Json:
     }
 
 
-def _build_network_policy(options: InstallOptions) -> Json:
+def _build_network_policy(options: InstallOptions) -> decode.Json:
     """Admit only Prometheus to the pods: metrics and probes ask for no password.
 
     A NetworkPolicy never blocks the node of a pod, so the kubelet still probes, and
     `kubectl port-forward` still works. Egress stays open: policies name alert and lock servers.
     """
-    rule: Json = {
+    rule: decode.Json = {
         "from": [
             {
                 "namespaceSelector": {
@@ -390,7 +389,7 @@ def _build_network_policy(options: InstallOptions) -> Json:
     }
 
 
-def _build_node_admission_policy() -> list[Json]:
+def _build_node_admission_policy() -> list[decode.Json]:
     """Restrict each node to its own MachineConfigNode, which RBAC cannot express."""
     group = "admissionregistration.k8s.io"
     return [
@@ -408,7 +407,7 @@ def _build_node_admission_policy() -> list[Json]:
                     "objectSelector": {},
                     "resourceRules": [
                         {
-                            "apiGroups": [GROUP],
+                            "apiGroups": [permissions.GROUP],
                             "apiVersions": ["*"],
                             "operations": ["*"],
                             "resources": ["machineconfignodes", "machineconfignodes/status"],
@@ -441,14 +440,14 @@ def _build_node_admission_policy() -> list[Json]:
     ]
 
 
-def _build_role(kind: str, name: str, namespace: str, rules: list[Json]) -> Json:
+def _build_role(kind: str, name: str, namespace: str, rules: list[decode.Json]) -> decode.Json:
     return objects.build_role(kind, _build_metadata(namespace, name), rules)
 
 
-def _build_binding(kind: str, name: str, namespace: str, subject: Json) -> Json:
+def _build_binding(kind: str, name: str, namespace: str, subject: decode.Json) -> decode.Json:
     return objects.build_binding(kind, _build_metadata(namespace, name), subject)
 
 
-def _build_metadata(namespace: str, name: str = NAME) -> Json:
-    place: Json = {"namespace": namespace} if namespace else {}
+def _build_metadata(namespace: str, name: str = NAME) -> decode.Json:
+    place: decode.Json = {"namespace": namespace} if namespace else {}
     return {"name": name, **place, "labels": LABELS}

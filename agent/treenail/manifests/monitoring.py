@@ -11,14 +11,15 @@ from importlib import resources
 import yaml
 
 from treenail.api.decode import Json
-from treenail.manifests import ignition_server
-from treenail.manifests.installation import LABELS, NAME, PORT, SELECTOR, InstallOptions
+from treenail.manifests import ignition_server, installation
 
 _MONITORING_API = "monitoring.coreos.com/v1"
 _DASHBOARD = "treenail-dashboard"
 
 
-def build_monitoring(options: InstallOptions, server_namespace: str = "") -> list[Json]:
+def build_monitoring(
+    options: installation.InstallOptions, server_namespace: str = ""
+) -> list[Json]:
     """Build the manifests of monitoring, in the namespace of the controllers.
 
     ``server_namespace`` is that of the Ignition server; empty without a server.
@@ -27,25 +28,25 @@ def build_monitoring(options: InstallOptions, server_namespace: str = "") -> lis
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": _build_metadata(options, NAME),
+            "metadata": _build_metadata(options, installation.NAME),
             "spec": {
-                "selector": SELECTOR,
-                "ports": [{"name": "metrics", "port": PORT, "targetPort": "metrics"}],
+                "selector": installation.SELECTOR,
+                "ports": [{"name": "metrics", "port": installation.PORT, "targetPort": "metrics"}],
             },
         },
         {
             "apiVersion": _MONITORING_API,
             "kind": "PodMonitor",
-            "metadata": _build_metadata(options, NAME),
+            "metadata": _build_metadata(options, installation.NAME),
             "spec": {
-                "selector": {"matchLabels": SELECTOR},
+                "selector": {"matchLabels": installation.SELECTOR},
                 "podMetricsEndpoints": [{"port": "metrics", "interval": "30s"}],
             },
         },
         {
             "apiVersion": _MONITORING_API,
             "kind": "PrometheusRule",
-            "metadata": _build_metadata(options, NAME),
+            "metadata": _build_metadata(options, installation.NAME),
             "spec": build_rule_groups(),
         },
         {
@@ -66,7 +67,7 @@ def _build_server_monitor(namespace: str) -> Json:
         "metadata": {
             "name": ignition_server.NAME,
             "namespace": namespace,
-            "labels": {**LABELS, "app.kubernetes.io/name": ignition_server.NAME},
+            "labels": {**installation.LABELS, "app.kubernetes.io/name": ignition_server.NAME},
         },
         "spec": {
             "selector": {"matchLabels": ignition_server.SELECTOR},
@@ -92,5 +93,9 @@ def _read_file(name: str) -> str:
     return folder.joinpath(name).read_text("utf-8")
 
 
-def _build_metadata(options: InstallOptions, name: str, **labels: str) -> Json:
-    return {"name": name, "namespace": options.namespace, "labels": {**LABELS, **labels}}
+def _build_metadata(options: installation.InstallOptions, name: str, **labels: str) -> Json:
+    return {
+        "name": name,
+        "namespace": options.namespace,
+        "labels": {**installation.LABELS, **labels},
+    }

@@ -7,21 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
-from treenail.controllers.handover.handover_objects import HANDOVER_SECRET, RESULT_CONFIGMAP
-from treenail.controllers.handover.image_mode import CONFIGMAP
-from treenail.kube.resources import (
-    CERTIFICATESIGNINGREQUESTS,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGURATIONS,
-    ROLLOUTPOLICIES,
-)
+from treenail.controllers.handover import handover_objects, image_mode
+from treenail.kube import resources
 from treenail.provisioning.approval.request import KUBELET_SIGNER
 
-GROUP = MACHINECONFIGPOOLS.group
+GROUP = resources.MACHINECONFIGPOOLS.group
 
 Verbs = Mapping[str, tuple[str, ...]]
 
-_CERTIFICATES = CERTIFICATESIGNINGREQUESTS.group
+_CERTIFICATES = resources.CERTIFICATESIGNINGREQUESTS.group
 _OBJECT_NAMES = {f"signers.{_CERTIFICATES}": KUBELET_SIGNER}
 """Resources of which a controller needs only one object."""
 _WATCH_VERBS = ("list", "watch")
@@ -48,8 +42,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfigs.{GROUP}": ("get",),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),
-        f"rolloutpolicies.{ROLLOUTPOLICIES.group}": _WATCH_VERBS,
-        f"rolloutpolicies/status.{ROLLOUTPOLICIES.group}": ("patch",),
+        f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": _WATCH_VERBS,
+        f"rolloutpolicies/status.{resources.ROLLOUTPOLICIES.group}": ("patch",),
         f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCH_VERBS),
         f"machineosbuilds.{GROUP}": _WATCH_VERBS,
         f"machineosconfigs.{GROUP}": _WATCH_VERBS,
@@ -81,7 +75,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfigs.{GROUP}": ("get",),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),
-        f"rolloutpolicies.{ROLLOUTPOLICIES.group}": ("list",),
+        f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": ("list",),
         f"machineosbuilds.{GROUP}": ("create", "delete", "patch", *_WATCH_VERBS),
         f"machineosbuilds/status.{GROUP}": ("patch",),
         f"machineosconfigs.{GROUP}": ("patch", *_WATCH_VERBS),
@@ -139,10 +133,13 @@ manifests restricts them to its own."""
 
 def build_installation_rules(*, hands_over: bool) -> list[Json]:
     """Build the rules to read what an installation left, and to complete it."""
-    names = [CONFIGMAP, RESULT_CONFIGMAP]
+    names = [image_mode.CONFIGMAP, handover_objects.RESULT_CONFIGMAP]
     found: list[Json] = [{**_build_rule("configmaps", ["get"]), "resourceNames": names}]
     if hands_over:
-        secret, result = {"secrets": HANDOVER_SECRET}, {"configmaps": RESULT_CONFIGMAP}
+        secret, result = (
+            {"secrets": handover_objects.HANDOVER_SECRET},
+            {"configmaps": handover_objects.RESULT_CONFIGMAP},
+        )
         # RBAC cannot restrict create by resourceNames: the request has no name yet.
         found.append(_build_rule("configmaps", ["create"]))
         found += build_named_rules(result, ("update",))
@@ -170,7 +167,7 @@ NODE_VERBS: Verbs = {
     # Not get: RBAC cannot restrict a group to the object of the requester's name, and the admission
     # policy applies to writes only. The agent reads its own object in the response to a patch.
     f"machineconfignodes/status.{GROUP}": ("patch",),
-    f"machineconfigurations.{MACHINECONFIGURATIONS.group}": ("get",),
+    f"machineconfigurations.{resources.MACHINECONFIGURATIONS.group}": ("get",),
 }
 """Verbs of the agent beyond those of the Node authorizer."""
 
