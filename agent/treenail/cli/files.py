@@ -7,9 +7,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail.api import documents
-from treenail.api.machineconfig import MachineConfig
-from treenail.errors import ConfigError, FileError, UsageError
+from treenail import errors
+from treenail.api import documents, machineconfig
 
 STDIN = "-"
 DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
@@ -33,7 +32,9 @@ def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 def _list_documents(name: str) -> list[str]:
     if not name:
         # Path("") is the current directory.
-        raise UsageError("cannot read a file without a name", remedy="name a file or a directory")
+        raise errors.UsageError(
+            "cannot read a file without a name", remedy="name a file or a directory"
+        )
     path = Path(name)
     try:
         if not path.is_dir():
@@ -44,33 +45,35 @@ def _list_documents(name: str) -> list[str]:
         raise _make_error(name, error) from error
 
 
-def read_machine_config(name: str) -> MachineConfig:
+def read_machine_config(name: str) -> machineconfig.MachineConfig:
     """Read a MachineConfig or an Ignition config from a file or the standard input.
 
     Raises `UsageError` if the file cannot be read, and `ConfigError` if it is neither.
     """
     document = documents.load_document(read_input(name), where=name)
     if "ignition" in document:
-        return MachineConfig(config=document)
+        return machineconfig.MachineConfig(config=document)
     if document.get("kind") != "MachineConfig":
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot use {name}: expected a MachineConfig or an Ignition config, found neither",
             remedy="set kind: MachineConfig, or ignition.version",
         )
-    return MachineConfig.from_json(document)
+    return machineconfig.MachineConfig.from_json(document)
 
 
 def read_input(name: str) -> bytes:
     """Read a file or the standard input; raise `UsageError` if that fails, or for a huge one."""
     if name == STDIN and sys.stdin is None:
-        raise UsageError("cannot read the standard input: it is closed", remedy="name a file")
+        raise errors.UsageError(
+            "cannot read the standard input: it is closed", remedy="name a file"
+        )
     try:
         with nullcontext(sys.stdin.buffer) if name == STDIN else Path(name).open("rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise _make_error(name, error) from error
     if len(content) > _MAX_BYTES:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot read {name:.200}: it has more than {_MAX_BYTES // _MIB} MiB",
             remedy="name a MachineConfig or an Ignition config",
         )
@@ -86,11 +89,11 @@ def create_private_file(path: str) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise FileError(
+        raise errors.FileError(
             f"cannot write {path}: the file exists", remedy="name another one with -o FILE"
         ) from error
     except OSError as error:
-        raise FileError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
+        raise errors.FileError(f"cannot write {Path(path).absolute()}: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -99,10 +102,10 @@ def create_private_file(path: str) -> Iterator[BinaryIO]:
             Path(path).unlink()
         if isinstance(error, OSError) and error.filename is None:
             reason = f"cannot write {Path(path).absolute()}: {error.strerror}"
-            raise FileError(reason) from error
+            raise errors.FileError(reason) from error
         raise
 
 
-def _make_error(name: str, error: OSError | ValueError) -> UsageError:
+def _make_error(name: str, error: OSError | ValueError) -> errors.UsageError:
     cause = error.strerror if isinstance(error, OSError) else None
-    return UsageError(f"cannot read {name:.200}: {cause or error}")
+    return errors.UsageError(f"cannot read {name:.200}: {cause or error}")

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from treenail.errors import HostError, TreenailError
-from treenail.sanitize import escape_text
+from treenail import errors, sanitize
 
 EXIT_AT_TARGET = 0
 EXIT_FAILED = 1
@@ -40,7 +39,7 @@ _OUTPUT_ERRNOS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT
 
 
 def run_with_output(
-    run: Callable[[], int], print_error: Callable[[TreenailError, int], int]
+    run: Callable[[], int], print_error: Callable[[errors.TreenailError, int], int]
 ) -> int:
     """Run a command and write its output; return the exit code, also if it cannot be written."""
     try:
@@ -55,7 +54,9 @@ def run_with_output(
         _discard_output()
         if isinstance(error, BrokenPipeError):
             return _EXIT_PIPE_CLOSED
-        return print_error(HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
+        return print_error(
+            errors.HostError(f"cannot write the output: {error.strerror}"), EXIT_FAILED
+        )
 
 
 def flush_output() -> None:
@@ -123,7 +124,7 @@ class GuardedStream(io.TextIOBase):
         return self._stream
 
     def write(self, text: str) -> int:
-        self._stream.write(escape_text(text, styles=self._styles))
+        self._stream.write(sanitize.escape_text(text, styles=self._styles))
         return len(text)
 
     def flush(self) -> None:

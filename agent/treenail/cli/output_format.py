@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from treenail.cli.terminal import find_width, measure_text, pad_text, print_lines, shorten_text
+from treenail.cli import terminal
 from treenail.sanitize import escape_line
 
 if TYPE_CHECKING:
@@ -141,14 +141,14 @@ def print_output(
             for name in names():
                 print(escape_line(name))
         case OutputFormat.TEXT | OutputFormat.TABLE | OutputFormat.WIDE:
-            print_lines(lines())
+            terminal.print_lines(lines())
 
 
 def print_table(
     chosen: OutputFormat, columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]
 ) -> None:
     """Print a table as kubectl does; on a terminal, cut its lines at the last column."""
-    width = find_width(sys.stdout)
+    width = terminal.find_width(sys.stdout)
     for line in format_table_lines(columns, rows, is_wide=chosen is OutputFormat.WIDE, width=width):
         print(line)
 
@@ -167,7 +167,7 @@ def format_table_lines(
     shown = [index for index, column in enumerate(columns) if is_wide or not column.is_wide]
     cells = [[columns[index].heading for index in shown]]
     cells += [[escape_line(row[index]) or "-" for index in shown] for row in rows]
-    widths = [max(map(measure_text, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(terminal.measure_text, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        line = _GAP.join(map(pad_text, row, widths)).rstrip()
-        yield line if width is None else shorten_text(line, width)
+        line = _GAP.join(map(terminal.pad_text, row, widths)).rstrip()
+        yield line if width is None else terminal.shorten_text(line, width)

@@ -13,11 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TextIO
 
-from treenail.cli.output import BOLD, CYAN, GREEN, RED, RESET, YELLOW, has_colours
+from treenail.cli import output
 from treenail.clocks import format_rfc3339
 
 _DURATION_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-_COLOUR_MARKS = {"+": GREEN, "-": RED, "~": YELLOW, "@": CYAN, "!": BOLD}
+_COLOUR_MARKS = {
+    "+": output.GREEN,
+    "-": output.RED,
+    "~": output.YELLOW,
+    "@": output.CYAN,
+    "!": output.BOLD,
+}
 _EXAMPLES = "examples:\n"
 _LABEL_WIDTH = 12
 _MIN_TEXT_WIDTH = 24
@@ -38,7 +44,7 @@ class Painter:
     def __call__(self, text: str, kind: str) -> str:
         """Colour ``text`` for the kinds ``+``, ``-``, ``~``, ``@`` and ``!``."""
         mark = _COLOUR_MARKS.get(kind) if self._is_enabled else None
-        return f"{mark}{text}{RESET}" if mark and text else text
+        return f"{mark}{text}{output.RESET}" if mark and text else text
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -67,7 +73,7 @@ def format_examples(*examples: tuple[str, str]) -> str:
 
 def create_painter(stream: TextIO, environment: Mapping[str, str]) -> Painter:
     """Create a painter with colours for a terminal, unless NO_COLOR or TERM=dumb is set."""
-    return Painter(is_enabled=has_colours(stream, environment))
+    return Painter(is_enabled=output.has_colours(stream, environment))
 
 
 def find_width(stream: TextIO | None) -> int | None:

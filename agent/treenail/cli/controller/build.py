@@ -12,25 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.builder.append_config import append_config_layer, copy_to_layout
-from treenail.builder.build_layout import ImageLayout, LayoutImage
-from treenail.builder.build_spec import BUILT_IMAGE, BuildSpec
+from treenail.builder import append_config, build_layout, build_spec, local, registries
 from treenail.builder.buildah.program import choose_own_id_maps
-from treenail.builder.local import BuildFiles, LocalBuild, LocalBuilder, LocalSettings
-from treenail.builder.registries import RegistrySettings
+from treenail.cli import output_format, terminal
 from treenail.cli.files import read_documents
-from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clocks import Clock, SystemClock
 from treenail.config.pullsecret import PullSecret
-from treenail.controllers.image_build import build_planner
-from treenail.controllers.image_build.build_planner import OfflineBuild, ResolveTag, SystemPlan
-from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.errors import ConfigError, CredentialError, HostError, TreenailError, UsageError
-from treenail.image.build_result import REMEDIES, BuildPhase, BuildResult
-from treenail.image.inputs.build_inputs import ARCHITECTURES, list_builder_options
-from treenail.image.push_spec import parse_push_spec
+from treenail.controllers.image_build import build_planner, cluster_reader
+from treenail.image import build_result, push_spec
+from treenail.image.inputs import build_inputs
 from treenail.kube.resources import SECRETS
 from treenail.registry.images import resolve_image
 
@@ -65,7 +56,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "resolve the tag of a base image, or with --push-secret. "
         "With --push-secret, look for the system part of the image in its registry; --local then "
         "adds the config to it instead of building it again.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("show what would be built", "treenail-controller build -f manifests/"),
             (
                 "build on this host, and keep the image",
@@ -76,7 +67,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller build -f manifests/ --local --push --push-secret push.json",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "-f",
@@ -95,7 +86,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--architecture",
         dest="architectures",
         action="append",
-        choices=tuple(ARCHITECTURES),
+        choices=tuple(build_inputs.ARCHITECTURES),
         help="architecture of the pool's nodes; repeat it for a pool with several ones, whose "
         "image is a list of manifests (default: that of this host)",
     )
@@ -153,7 +144,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default=DRIVERS[0],
         help="storage driver of buildah (default: %(default)s)",
     )
-    add_format_arguments(parser, TEXT_FORMATS, options=("-o",))
+    output_format.add_format_arguments(parser, output_format.TEXT_FORMATS, options=("-o",))
     parser.set_defaults(run=run_builds)
 
 
@@ -161,26 +152,26 @@ def run_builds(arguments: argparse.Namespace) -> int:
     """Show the builds, and run them with ``--local``."""
     arguments.architectures = sorted(set(arguments.architectures or [_get_architecture()]))
     _check_arguments(arguments)
-    clock = SystemClock()
+    clock = clocks.SystemClock()
     builds = build_planner.plan_builds(
         read_documents(arguments.filename),
         clock,
         architectures=frozenset(arguments.architectures),
         only=arguments.pool,
-        options=list_builder_options(
+        options=build_inputs.list_builder_options(
             driver=arguments.storage_driver, has_cache=bool(arguments.build_cache)
         ),
         resolve_tag=make_tag_resolver(arguments, clock),
     )
     if arguments.destination and len(builds) > 1:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot write {arguments.destination}: the input has {len(builds)} images",
             remedy="choose one with --pool",
         )
     for build in builds:
         if build.layer.problems:
             problem = build.layer.problems[0]
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"cannot build the image of pool {build.pool}: {problem.path}: {problem.why}"
             )
     systems = {build.pool: _find_system_images(build, arguments) for build in builds}
@@ -193,7 +184,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
             pull_secret = arguments.push_secret if system else arguments.pull_secret
             builder = _create_builder(arguments, pull_secret)
             results[build.pool] = _build_locally(build, builder, arguments, system)
-    print_output(
+    output_format.print_output(
         arguments.output,
         kind="ImageBuildList",
         content=lambda: {"builds": convert_to_json(builds, systems, results)},
@@ -206,30 +197,30 @@ def run_builds(arguments: argparse.Namespace) -> int:
 def _check_arguments(arguments: argparse.Namespace) -> None:
     for option, value in (("--push", arguments.push), ("--output", arguments.destination)):
         if value and not arguments.local:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot use {option} without --local: nothing is built", remedy="add --local"
             )
     destination = arguments.destination
     if destination is not None and not destination.removeprefix(_LAYOUT_PREFIX):
         destination = ""
     if destination is not None and not destination.startswith(_LAYOUT_PREFIX):
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot write to {arguments.destination!r:.100}: expected oci:DIR",
             remedy="name a directory: --output oci:image",
         )
     own = _get_architecture()
     if arguments.local and arguments.architectures != [own]:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot build for {', '.join(arguments.architectures)} on this host, which is {own}",
             remedy=f"try the build with --architecture {own} alone, or leave out --local: the "
             "cluster builds for each architecture on a node that has it",
         )
     if arguments.timeout is not None and not 0 < arguments.timeout < float("inf"):
-        raise UsageError(f"--timeout: expected seconds above 0, found {arguments.timeout:g}")
+        raise errors.UsageError(f"--timeout: expected seconds above 0, found {arguments.timeout:g}")
 
 
 def _find_system_images(
-    build: OfflineBuild, arguments: argparse.Namespace
+    build: build_planner.OfflineBuild, arguments: argparse.Namespace
 ) -> dict[str, str | None]:
     """Return the system part of each architecture in the registry, by digest.
 
@@ -245,41 +236,48 @@ def _find_system_images(
 
 
 def _find_system_image(
-    build: OfflineBuild, system: SystemPlan, arguments: argparse.Namespace
+    build: build_planner.OfflineBuild,
+    system: build_planner.SystemPlan,
+    arguments: argparse.Namespace,
 ) -> str:
-    spec = parse_push_spec(system.wanted.push_spec, where="the push spec")
-    settings = RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
+    spec = push_spec.parse_push_spec(system.wanted.push_spec, where="the push spec")
+    settings = registries.RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
-    with settings.open_client(spec.registry, spec.repository, SystemClock()) as client:
+    with settings.open_client(spec.registry, spec.repository, clocks.SystemClock()) as client:
         found = client.head_manifest(spec.repository, spec.tag)
     return "" if found is None else spec.make_pull_spec(found.digest)
 
 
-def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> LocalBuilder:
+def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> local.LocalBuilder:
     if shutil.which("buildah") is None:
-        raise HostError(
+        raise errors.HostError(
             "cannot build: buildah is not installed",
             remedy="run: apt-get install buildah, or: dnf install buildah",
         )
-    settings = LocalSettings(
+    settings = local.LocalSettings(
         arguments.work_dir.absolute(),
         pull_secret=pull_secret,
         push_secret=arguments.push_secret,
         ca=arguments.ca,
         driver=arguments.storage_driver,
     )
-    return LocalBuilder(settings, os.environ, SystemClock(), choose_own_id_maps(), _show_line)
+    return local.LocalBuilder(
+        settings, os.environ, clocks.SystemClock(), choose_own_id_maps(), _show_line
+    )
 
 
 def _build_locally(
-    build: OfflineBuild, builder: LocalBuilder, arguments: argparse.Namespace, reused: str
+    build: build_planner.OfflineBuild,
+    builder: local.LocalBuilder,
+    arguments: argparse.Namespace,
+    reused: str,
 ) -> LocalResult:
     """Build and push; ``reused`` is a system part to reuse, empty for none."""
     plan, system = build.plan, build.plan.systems[0]
     runs_text = plan.wanted.needs_job and not reused
     text = system.containerfile if runs_text else f"FROM {reused or plan.wanted.base_image}\n"
-    spec = BuildSpec(
+    spec = build_spec.BuildSpec(
         push_spec=plan.wanted.push_spec,
         architecture=system.architecture,
         user_line=system.user_line,
@@ -288,45 +286,49 @@ def _build_locally(
     )
     ca_pem = "" if arguments.ca is not None else plan.ca_pem
     timeout_s = arguments.timeout or float(plan.deadline_s)
-    files = BuildFiles(build.context, build.entitlements, ca_pem)
+    files = local.BuildFiles(build.context, build.entitlements, ca_pem)
     with builder.open_build(text, spec, files, timeout_s=timeout_s) as opened:
-        _run_phase(opened, BuildPhase.FETCH)
+        _run_phase(opened, build_result.BuildPhase.FETCH)
         if runs_text:
-            _run_phase(opened, BuildPhase.BUILD)
-        layout = ImageLayout(opened.directories.layout)
-        source = BUILT_IMAGE if runs_text else _FETCHED_IMAGE
-        image = append_config_layer(layout, source, BUILT_IMAGE, build.layer, plan.labels)
+            _run_phase(opened, build_result.BuildPhase.BUILD)
+        layout = build_layout.ImageLayout(opened.directories.layout)
+        source = build_spec.BUILT_IMAGE if runs_text else _FETCHED_IMAGE
+        image = append_config.append_config_layer(
+            layout, source, build_spec.BUILT_IMAGE, build.layer, plan.labels
+        )
         if arguments.destination:
             target = Path(arguments.destination.removeprefix(_LAYOUT_PREFIX))
-            copy_to_layout(layout, image, ImageLayout(target), plan.wanted.name)
+            append_config.copy_to_layout(
+                layout, image, build_layout.ImageLayout(target), plan.wanted.name
+            )
         if arguments.push:
-            _check_pushed(_run_phase(opened, BuildPhase.PUSH), image)
-    pushed = parse_push_spec(plan.wanted.push_spec, where="the push spec")
+            _check_pushed(_run_phase(opened, build_result.BuildPhase.PUSH), image)
+    pushed = push_spec.parse_push_spec(plan.wanted.push_spec, where="the push spec")
     return LocalResult(image.digest, pushed.make_pull_spec(image.digest) if arguments.push else "")
 
 
-def _run_phase(build: LocalBuild, phase: BuildPhase) -> BuildResult:
+def _run_phase(build: local.LocalBuild, phase: build_result.BuildPhase) -> build_result.BuildResult:
     result = build.run_phase(phase)
     if not result.has_succeeded:
         raise BuildFailedError(result)
     return result
 
 
-def _check_pushed(result: BuildResult, image: LayoutImage) -> None:
+def _check_pushed(result: build_result.BuildResult, image: build_layout.LayoutImage) -> None:
     if result.digest != image.digest:
-        raise HostError(f"cannot push {image.digest}: the registry has {result.digest}")
+        raise errors.HostError(f"cannot push {image.digest}: the registry has {result.digest}")
 
 
-class BuildFailedError(TreenailError):
+class BuildFailedError(errors.TreenailError):
     """A phase of a local build failed."""
 
-    def __init__(self, result: BuildResult) -> None:
+    def __init__(self, result: build_result.BuildResult) -> None:
         reason = result.reason
         place = f"line {result.line}: " if result.line else ""
         cause = place + result.message.partition("\n")[0]
         super().__init__(
             f"cannot {result.phase} the image: {reason}: {cause}",
-            remedy=REMEDIES[reason] if reason else "",
+            remedy=build_result.REMEDIES[reason] if reason else "",
         )
 
 
@@ -346,16 +348,18 @@ def _get_work_directory() -> Path:
     return Path(cache) / "treenail/builds"
 
 
-class TagUnresolvedError(TreenailError):
+class TagUnresolvedError(errors.TreenailError):
     """The tag of a base image cannot be resolved."""
 
 
-def make_tag_resolver(arguments: argparse.Namespace, clock: Clock) -> ResolveTag:
+def make_tag_resolver(
+    arguments: argparse.Namespace, clock: clocks.Clock
+) -> build_planner.ResolveTag:
     """Make a resolver with the login and the CA of the arguments, otherwise of the input."""
 
-    def resolve(config: MachineOSConfig, reader: ClusterReader) -> str:
-        spec = parse_push_spec(config.base_image, where="the base image")
-        settings = RegistrySettings.read(arguments.pull_secret, arguments.ca, os.environ)
+    def resolve(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -> str:
+        spec = push_spec.parse_push_spec(config.base_image, where="the base image")
+        settings = registries.RegistrySettings.read(arguments.pull_secret, arguments.ca, os.environ)
         if arguments.pull_secret is None:
             settings = replace(settings, secret=_read_login(config, reader))
         if arguments.ca is None:
@@ -369,7 +373,7 @@ def make_tag_resolver(arguments: argparse.Namespace, clock: Clock) -> ResolveTag
                 for each in others:
                     # By digest: the tag may move between two requests.
                     resolve_image(client, spec.repository, digest, each)
-        except TreenailError as error:
+        except errors.TreenailError as error:
             raise TagUnresolvedError(
                 f"cannot resolve the base image {config.base_image}: {error}",
                 remedy="name a login with --pull-secret FILE and a CA with --ca FILE, or name the "
@@ -380,20 +384,20 @@ def make_tag_resolver(arguments: argparse.Namespace, clock: Clock) -> ResolveTag
     return resolve
 
 
-def _read_login(config: MachineOSConfig, reader: ClusterReader) -> PullSecret:
+def _read_login(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -> PullSecret:
     """Read the login of the input; files without the Secret mean anonymous access."""
     name = config.base_pull_secret
     if name and reader.find_object(SECRETS, name) is None:
         return PullSecret()
     try:
         return reader.read_base_login(name)
-    except CredentialError as error:
+    except errors.CredentialError as error:
         remedy = "correct it in the input, or name a login with --pull-secret FILE"
-        raise CredentialError(str(error), remedy=remedy) from error
+        raise errors.CredentialError(str(error), remedy=remedy) from error
 
 
 def format_builds(
-    builds: Iterable[OfflineBuild],
+    builds: Iterable[build_planner.OfflineBuild],
     systems: Mapping[str, SystemImages],
     results: Mapping[str, LocalResult],
 ) -> Iterator[str]:
@@ -405,7 +409,7 @@ def format_builds(
 
 
 def convert_to_json(
-    builds: Iterable[OfflineBuild],
+    builds: Iterable[build_planner.OfflineBuild],
     systems: Mapping[str, SystemImages],
     results: Mapping[str, LocalResult],
 ) -> list[dict[str, object]]:
@@ -433,7 +437,7 @@ def convert_to_json(
     ]
 
 
-def _convert_system(system: SystemPlan, images: SystemImages) -> dict[str, object]:
+def _convert_system(system: build_planner.SystemPlan, images: SystemImages) -> dict[str, object]:
     image = images[system.architecture]
     return {
         "architecture": system.architecture,
@@ -462,7 +466,7 @@ def _convert_result(result: LocalResult | None) -> dict[str, object]:
 
 
 def _format_build(
-    build: OfflineBuild, images: SystemImages, result: LocalResult | None
+    build: build_planner.OfflineBuild, images: SystemImages, result: LocalResult | None
 ) -> Iterator[str]:
     plan = build.plan
     yield f"pool {build.pool}: MachineOSConfig {build.config}"
@@ -492,7 +496,7 @@ def _format_build(
 
 
 def _format_system(
-    system: SystemPlan, images: SystemImages, result: LocalResult | None
+    system: build_planner.SystemPlan, images: SystemImages, result: LocalResult | None
 ) -> Iterator[str]:
     yield f"  architecture: {system.architecture}"
     yield f"  content key:  {system.wanted.content_key}"
@@ -503,7 +507,7 @@ def _format_system(
         yield "  system image: the base image; the build needs no Job"
 
 
-def _format_containerfile(system: SystemPlan) -> Iterator[str]:
+def _format_containerfile(system: build_planner.SystemPlan) -> Iterator[str]:
     if system.wanted.needs_job:
         yield "  Containerfile:"
         for line in system.containerfile.splitlines():

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from treenail.clocks import Clock, SystemClock
-from treenail.errors import ForbiddenError, UnreachableError, UsageError
-from treenail.kube.api_client import Client, Transport
+from treenail import clocks, errors
+from treenail.kube import api_client
 from treenail.kube.transport.kubeconfig import (
     ApiServerConfig,
     UnsupportedKubeconfigError,
@@ -102,24 +101,24 @@ def _find_home() -> Path:
 
 
 @contextmanager
-def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
+def connect_cluster(arguments: argparse.Namespace) -> Iterator[api_client.Client]:
     """Connect with the kubeconfigs and the context of the arguments; raise `UsageError`.
 
     As kubectl does, use the service account of a pod that has no kubeconfig. Adds a remedy to the
     error of an API server that does not answer, and of a user without access.
     """
-    transport = _connect(arguments.kubeconfig, arguments.context, SystemClock())
+    transport = _connect(arguments.kubeconfig, arguments.context, clocks.SystemClock())
     try:
-        yield Client(transport)
-    except UnreachableError as error:
-        raise UnreachableError(
+        yield api_client.Client(transport)
+    except errors.UnreachableError as error:
+        raise errors.UnreachableError(
             f"cannot read the cluster: {error}",
             remedy=error.remedy
             or "check the server of the context: kubectl config view --minify; another context: "
             "--context NAME",
         ) from error
-    except ForbiddenError as error:
-        raise ForbiddenError(
+    except errors.ForbiddenError as error:
+        raise errors.ForbiddenError(
             str(error),
             remedy=error.remedy
             or "show what the user may do: kubectl auth can-i --list; another user: --kubeconfig "
@@ -129,7 +128,7 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[Client]:
         transport.close()
 
 
-def _connect(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+def _connect(kubeconfig: str | None, context: str, clock: clocks.Clock) -> api_client.Transport:
     paths = find_kubeconfigs(kubeconfig, os.environ)
     is_chosen = bool(kubeconfig or context or os.environ.get("KUBECONFIG"))
     if not is_chosen and "KUBERNETES_SERVICE_HOST" in os.environ and _is_missing(paths[0]):
@@ -138,8 +137,8 @@ def _connect(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
 
 
 def create_transport(
-    paths: list[str], context: str, clock: Clock, *, max_kept: int = 1
-) -> Transport:
+    paths: list[str], context: str, clock: clocks.Clock, *, max_kept: int = 1
+) -> api_client.Transport:
     """Connect with a context of these kubeconfigs; raise `UsageError`.
 
     A certificate or a token needs no other package. The package ``kubernetes`` runs credential
@@ -156,16 +155,20 @@ def create_transport(
     return package.from_kubeconfig(os.pathsep.join(paths), clock, context=context)
 
 
-def create_process_transport(kubeconfig: str | None, context: str, clock: Clock) -> Transport:
+def create_process_transport(
+    kubeconfig: str | None, context: str, clock: clocks.Clock
+) -> api_client.Transport:
     """Connect with a kubeconfig, or as the service account of the pod; raise `UsageError`."""
     if kubeconfig is not None:
         return create_transport([kubeconfig], context, clock, max_kept=_MAX_KEPT_CONNECTIONS)
     if context:
-        raise UsageError("cannot use --context without a kubeconfig", remedy="add --kubeconfig")
+        raise errors.UsageError(
+            "cannot use --context without a kubeconfig", remedy="add --kubeconfig"
+        )
     return create_pod_transport(clock, max_kept=_MAX_KEPT_CONNECTIONS)
 
 
-def create_pod_transport(clock: Clock, *, max_kept: int = 1) -> Transport:
+def create_pod_transport(clock: clocks.Clock, *, max_kept: int = 1) -> api_client.Transport:
     """Connect with the service account of this pod; raise `UsageError` outside a pod."""
     connection = read_service_account(os.environ)
     try:
@@ -190,7 +193,7 @@ def _refuse_proxy(connection: ApiServerConfig) -> None:
         )
 
 
-def _import_package(otherwise: UsageError) -> "type[OfficialTransport]":
+def _import_package(otherwise: errors.UsageError) -> "type[OfficialTransport]":
     # Imported late: it takes half a second and 40 MiB, and few kubeconfigs need it.
     try:
         from treenail.kube.transport.official import OfficialTransport

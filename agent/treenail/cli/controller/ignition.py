@@ -6,20 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail import errors
 from treenail.api import annotations as key
 from treenail.api import documents
+from treenail.cli import files, terminal
 from treenail.cli.controller.serve import add_document_arguments
-from treenail.cli.files import read_input
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.config.ignition.emit import VERSIONS_SERVED
-from treenail.config.ignition.withhold import withhold_secrets
-from treenail.errors import ConfigError, UsageError
+from treenail.config.ignition import emit, withhold
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer
 
 if TYPE_CHECKING:
     from treenail.provisioning.content.document import ServedDocument
 
-_VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
+_VERSIONS = {version.removesuffix(".0"): version for version in emit.VERSIONS_SERVED}
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,7 +28,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Print the Ignition config that `serve --from` serves to the machines of a "
         "pool, or the pointer config with which they fetch it. The config contains the secrets of "
         "the pool.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "write the config for a boot image",
                 "treenail-controller ignition --from DIR --pool worker --spec 3.4 > worker.ign",
@@ -44,7 +42,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller ignition --pool worker --pointer --server https://HOST:22623",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "--from", dest="directory", metavar="DIR", type=Path,
@@ -55,7 +53,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--spec", metavar="VERSION", type=_parse_version,
         help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: "
-        f"{VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition reads)",
+        f"{emit.VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition reads)",
     )  # fmt: skip
     parser.add_argument(
         "--pointer", action="store_true", help="print the pointer config; needs --server"
@@ -91,24 +89,26 @@ def print_ignition(arguments: argparse.Namespace) -> int:
     text = _format_pointer(arguments) if arguments.pointer else _format_config(arguments)
     if arguments.without_secrets:
         where = "the Ignition config"
-        text = json.dumps(withhold_secrets(documents.load_document(text, where=where)), indent=2)
+        text = json.dumps(
+            withhold.withhold_secrets(documents.load_document(text, where=where)), indent=2
+        )
     print(text)
     return 0
 
 
 def _format_pointer(arguments: argparse.Namespace) -> str:
     if arguments.server is None:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot print a pointer config: the URL of the config server is missing",
             remedy="give the address that new machines reach: --server https://HOST:22623",
         )
     if arguments.bootstrap_kubeconfig is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot use --bootstrap-kubeconfig with --pointer: a pointer config has no files"
         )
     if arguments.directory is not None:
         _build_document(arguments)
-    authorities = b"" if arguments.ca is None else read_input(arguments.ca)
+    authorities = b"" if arguments.ca is None else files.read_input(arguments.ca)
     pointer = build_pointer(
         arguments.server, arguments.pool, arguments.spec or HEADERS_SINCE, authorities=authorities
     )
@@ -117,9 +117,9 @@ def _format_pointer(arguments: argparse.Namespace) -> str:
 
 def _format_config(arguments: argparse.Namespace) -> str:
     if arguments.server is not None or arguments.ca is not None:
-        raise UsageError("cannot use --server and --ca without --pointer")
+        raise errors.UsageError("cannot use --server and --ca without --pointer")
     if arguments.directory is None:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot print a config: no directory is given",
             remedy="give the directory with the pool and its rendered config: --from DIR",
         )
@@ -146,15 +146,15 @@ def _build_document(arguments: argparse.Namespace) -> "ServedDocument":
         key.PREFIX + arguments.image_annotation, frozenset(arguments.registry_needs_cluster)
     )
     inputs = DirectorySource(arguments.directory, settings).read_inputs(arguments.pool)
-    return build_document(inputs, arguments.spec or VERSIONS_SERVED[-1])
+    return build_document(inputs, arguments.spec or emit.VERSIONS_SERVED[-1])
 
 
 def _read_kubeconfig(name: str) -> bytes:
     """Return the content of a kubeconfig; raise `ConfigError` if it is none."""
-    content = read_input(name)
+    content = files.read_input(name)
     document = documents.load_document(content, where=name)
     if document.get("kind") != "Config" or not document.get("clusters"):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot use {name}: expected a kubeconfig, with kind Config and clusters"
         )
     return content
@@ -162,7 +162,7 @@ def _read_kubeconfig(name: str) -> bytes:
 
 def _parse_version(text: str) -> str:
     version = _VERSIONS.get(text, text)
-    if version not in VERSIONS_SERVED:
+    if version not in emit.VERSIONS_SERVED:
         raise argparse.ArgumentTypeError(
             f"expected one of {', '.join(_VERSIONS)}, found {text!r:.40}"
         )

@@ -11,16 +11,7 @@ from functools import partial
 
 from treenail import __version__
 from treenail.api import documents
-from treenail.cli.argument_parser import CommandParser, rename_program
-from treenail.cli.files import read_documents
-from treenail.cli.output import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    guard_output,
-    run_with_output,
-)
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
+from treenail.cli import argument_parser, files, output, terminal
 from treenail.errors import TreenailError, UsageError
 
 PROGRAM = "treenail-controller"
@@ -40,38 +31,38 @@ def run_kubectl_plugin(argv: list[str] | None = None) -> int:
     return _run_program(create_kubectl_parser(), argv)
 
 
-def _run_program(parser: CommandParser, argv: list[str] | None) -> int:
+def _run_program(parser: argument_parser.CommandParser, argv: list[str] | None) -> int:
     print_error = partial(_print_error, parser.prog)
-    with guard_output():
-        return run_with_output(lambda: _run_command_line(parser, argv), print_error)
+    with output.guard_output():
+        return output.run_with_output(lambda: _run_command_line(parser, argv), print_error)
 
 
-def _run_command_line(parser: CommandParser, argv: list[str] | None) -> int:
+def _run_command_line(parser: argument_parser.CommandParser, argv: list[str] | None) -> int:
     arguments = parser.parse_command_line(argv)
     try:
         return _run_command(arguments)
     except UsageError as error:
-        return _print_error(parser.prog, error, EXIT_USAGE)
+        return _print_error(parser.prog, error, output.EXIT_USAGE)
     except TreenailError as error:
-        return _print_error(parser.prog, error, EXIT_FAILED)
+        return _print_error(parser.prog, error, output.EXIT_FAILED)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return output.EXIT_INTERRUPTED
 
 
-def create_kubectl_parser() -> CommandParser:
+def create_kubectl_parser() -> argument_parser.CommandParser:
     """Create the parser of the kubectl plugin: the commands that only read from a cluster."""
-    parser = CommandParser(
+    parser = argument_parser.CommandParser(
         prog=KUBECTL_PROGRAM,
         description="Show pools of nodes, their rollouts, what a change does to them, and which "
         "new machines join. Changes nothing. kubectl finds this plugin as kubectl-treenail in "
         "PATH.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("follow a rollout", "kubectl treenail status --watch"),
             ("show what a change costs", "kubectl treenail plan -f pool.yaml"),
             ("wait for a rollout in a script", "kubectl treenail rollout status --wait"),
             ("show which machines join", "kubectl treenail machines"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     _add_version(parser)
     from treenail.cli.controller import machines, plan, rollout
@@ -80,11 +71,11 @@ def create_kubectl_parser() -> CommandParser:
     commands = _add_commands(parser)
     for command in (status, plan, rollout, machines):
         command.add_command(commands)
-    rename_program(parser, PROGRAM, KUBECTL_PROGRAM)
+    argument_parser.rename_program(parser, PROGRAM, KUBECTL_PROGRAM)
     return parser
 
 
-def _add_version(parser: CommandParser) -> None:
+def _add_version(parser: argument_parser.CommandParser) -> None:
     parser.add_argument(
         "--version",
         action="version",
@@ -99,12 +90,12 @@ def _add_commands(
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
-def create_process_parser(command: str) -> CommandParser:
+def create_process_parser(command: str) -> argument_parser.CommandParser:
     """Create a parser of ``run``, ``serve`` or ``install bootstrap`` alone, which run for long.
 
     The modules of the other commands would need 5 MB more in each process.
     """
-    parser = CommandParser(prog=PROGRAM, formatter_class=HelpFormatter)
+    parser = argument_parser.CommandParser(prog=PROGRAM, formatter_class=terminal.HelpFormatter)
     commands = _add_commands(parser)
     if command == "run":
         from treenail.cli.controller import run
@@ -121,7 +112,7 @@ def create_process_parser(command: str) -> CommandParser:
     return parser
 
 
-def create_parser() -> CommandParser:
+def create_parser() -> argument_parser.CommandParser:
     """Create the parser of all commands."""
     from treenail.cli.controller import (
         build,
@@ -138,15 +129,15 @@ def create_parser() -> CommandParser:
     from treenail.cli.controller.install import group as install_group
     from treenail.cli.controller.status import command as status
 
-    parser = CommandParser(
+    parser = argument_parser.CommandParser(
         prog=PROGRAM,
         description="Render the configuration of pools of nodes, and roll it out.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("show what a change costs", "treenail-controller plan -f pool.yaml"),
             ("follow a rollout", "treenail-controller status --watch"),
             ("wait for a rollout in a script", "treenail-controller rollout status --wait"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     _add_version(parser)
     commands = _add_commands(parser)
@@ -155,14 +146,14 @@ def create_parser() -> CommandParser:
         help="print the rendered MachineConfigs of pools, without a cluster",
         description="Print the rendered MachineConfigs for the MachineConfigPools, MachineConfigs "
         "and ControllerConfig in files. Ignore objects of other kinds.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "check a repository in CI",
                 "treenail-controller render --strict -f manifests/ > /dev/null",
             ),
             ("render one pool", "treenail-controller render -f manifests/ --pool worker"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     render.add_argument(
         "-f",
@@ -211,16 +202,16 @@ def _run_command(arguments: argparse.Namespace) -> int:
 def _render_configs(arguments: argparse.Namespace) -> int:
     from treenail.controllers.render.render import read_manifests, render_pools
 
-    found = read_manifests(read_documents(arguments.filename))
+    found = read_manifests(files.read_documents(arguments.filename))
     for warning in found.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if found.warnings and arguments.strict:
-        return EXIT_FAILED
+        return output.EXIT_FAILED
     rendered, errors = render_pools(found, arguments.pool)
     for error in errors:
-        _print_error(PROGRAM, error, EXIT_FAILED)
+        _print_error(PROGRAM, error, output.EXIT_FAILED)
     if errors:
-        return EXIT_FAILED
+        return output.EXIT_FAILED
     configs = [each.config.to_json() for each in rendered]
     if arguments.output == "yaml":
         printed = "---\n".join(documents.dump_document(config) for config in configs)
@@ -235,5 +226,5 @@ def _render_configs(arguments: argparse.Namespace) -> int:
 def _print_error(program: str, error: TreenailError, code: int) -> int:
     lines = [f"{program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
     # Deeper than the remedy.
-    print_lines(lines, sys.stderr, hanging_columns=4)
+    terminal.print_lines(lines, sys.stderr, hanging_columns=4)
     return code

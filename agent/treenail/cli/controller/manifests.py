@@ -6,24 +6,10 @@ import sys
 
 from treenail.api import annotations as key
 from treenail.api import documents
-from treenail.cli.argument_parser import add_image_annotation_argument
-from treenail.cli.controller import run
-from treenail.cli.controller.connect import parse_namespace
-from treenail.cli.controller.run import CONTROLLERS, parse_controllers
-from treenail.cli.controller.serve import parse_registry
-from treenail.cli.controller.serve_tokens import MODES, parse_server_url
-from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.cli import argument_parser, terminal
+from treenail.cli.controller import connect, run, serve, serve_tokens
 from treenail.errors import UsageError
-from treenail.manifests import ignition_server, installation
-from treenail.manifests.ignition_server import (
-    ServerOptions,
-    build_approval_access,
-    build_server_documents,
-    build_settings_access,
-)
-from treenail.manifests.installation import InstallOptions
-from treenail.manifests.monitoring import build_monitoring
-from treenail.manifests.permissions import DEFAULT_CONTROLLERS
+from treenail.manifests import ignition_server, installation, monitoring, permissions
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
@@ -40,7 +26,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="print the manifests that install the controllers",
         description="Print custom resource definitions, permissions of agents and controllers, and "
         "the Deployment of the controllers, for kubectl apply -f -.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "install the controllers",
                 "treenail-controller manifests --image IMAGE | kubectl apply -f -",
@@ -58,28 +44,28 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller manifests --only agent | kubectl apply -f -",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
-    defaults = InstallOptions()
+    defaults = installation.InstallOptions()
     parser.add_argument(
         "--enable",
         type=_parse_parts,
-        default=DEFAULT_CONTROLLERS,
+        default=permissions.DEFAULT_CONTROLLERS,
         metavar="NAME,...",
-        help=f"parts to install: the controllers {', '.join(CONTROLLERS)}, and {SERVE}, the server "
+        help=f"parts to install: the controllers {', '.join(run.CONTROLLERS)}, and {SERVE}, the server "
         "of Ignition configs (default: "
-        f"{','.join(DEFAULT_CONTROLLERS)})",
+        f"{','.join(permissions.DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
         "-n",
         "--namespace",
-        type=parse_namespace,
+        type=connect.parse_namespace,
         default=defaults.namespace,
         help="namespace of the Deployment (default: %(default)s)",
     )
     parser.add_argument(
         "--serve-namespace",
-        type=parse_namespace,
+        type=connect.parse_namespace,
         default=ignition_server.NAME,
         help=f"namespace of the DaemonSet of {SERVE} (default: %(default)s)",
     )
@@ -90,19 +76,19 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--api-server",
-        type=parse_server_url,
+        type=serve_tokens.parse_server_url,
         metavar="URL",
         help=f"let {SERVE} issue bootstrap tokens for the API server at this address, which new "
         "machines reach (default: no bootstrap tokens)",
     )
-    add_image_annotation_argument(parser)
+    argument_parser.add_image_annotation_argument(parser)
     parser.add_argument(
-        "--tokens", choices=MODES,
+        "--tokens", choices=serve_tokens.MODES,
         help=f"access tokens of new machines, see {SERVE} --help (default: require)",
     )  # fmt: skip
     parser.add_argument(
         "--registry-needs-cluster", metavar="HOST", action="append", default=[],
-        type=parse_registry,
+        type=serve.parse_registry,
         help=f"let {SERVE} name no image of this registry, HOST or HOST:PORT, to machines: they "
         "cannot reach it before they join; repeatable",
     )  # fmt: skip
@@ -152,8 +138,8 @@ def _parse_parts(text: str) -> tuple[str, ...]:
     names = text.split(",")
     others = ",".join(name for name in names if name != SERVE)
     if SERVE not in names:
-        return parse_controllers(others)
-    return (*(parse_controllers(others) if others.strip(",") else ()), SERVE)
+        return run.parse_controllers(others)
+    return (*(run.parse_controllers(others) if others.strip(",") else ()), SERVE)
 
 
 def _check_no_server_arguments(arguments: argparse.Namespace) -> None:
@@ -167,7 +153,7 @@ def _check_no_server_arguments(arguments: argparse.Namespace) -> None:
 
 
 def _parse_namespaces(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(parse_namespace, text.split(","))))
+    return tuple(dict.fromkeys(map(connect.parse_namespace, text.split(","))))
 
 
 def _check_install_namespaces(arguments: argparse.Namespace) -> None:
@@ -220,7 +206,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
     if readers is None:
         readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
     serve_namespace: str = arguments.serve_namespace
-    options = InstallOptions(
+    options = installation.InstallOptions(
         controllers,
         arguments.namespace,
         arguments.image,
@@ -237,18 +223,21 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         else installation.build_documents(options)
     )
     if SERVE in arguments.enable and arguments.only is None:
-        server = ServerOptions(
-            arguments.tokens or ServerOptions().tokens,
+        server = ignition_server.ServerOptions(
+            arguments.tokens or ignition_server.ServerOptions().tokens,
             arguments.registry_needs_cluster,
             arguments.api_server or "",
         )
-        found = [*found, *build_server_documents(options, arguments.serve_namespace, server)]
+        found = [
+            *found,
+            *ignition_server.build_server_documents(options, arguments.serve_namespace, server),
+        ]
         if controllers:
-            found += build_settings_access(options, arguments.serve_namespace)
-        found += build_approval_access(options, serve_namespace)
+            found += ignition_server.build_settings_access(options, arguments.serve_namespace)
+        found += ignition_server.build_approval_access(options, serve_namespace)
     if arguments.monitoring:
         namespace = arguments.serve_namespace if SERVE in arguments.enable else ""
-        found = [*found, *build_monitoring(options, namespace)]
+        found = [*found, *monitoring.build_monitoring(options, namespace)]
     sys.stdout.write("---\n".join(map(documents.dump_document, found)))
     sys.stdout.flush()
     return 0

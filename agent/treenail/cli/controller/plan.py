@@ -3,15 +3,11 @@
 import argparse
 import sys
 
-from treenail.cli.controller.connect import add_connection_arguments, connect_cluster
-from treenail.cli.files import read_documents
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clocks import SystemClock
+from treenail import clocks, errors
+from treenail.cli import files, output, output_format, terminal
+from treenail.cli.controller import connect
 from treenail.controllers.render import render
 from treenail.controllers.status import plan, plan_text, snapshot
-from treenail.errors import UsageError
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,11 +18,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Show what a change does to each pool and node: what is restarted, drained or "
         "rebooted, which MachineConfig requires it, the order, the estimated duration, and the "
         "PodDisruptionBudgets that never allow a drain to finish. Changes nothing.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("plan a change", "treenail-controller plan -f pool.yaml"),
             ("plan what the cluster requests already", "treenail-controller plan --live"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "-f",
@@ -40,40 +36,40 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--live", action="store_true", help="plan the changes that the cluster requests already"
     )
     parser.add_argument("--pool", metavar="NAME", help="plan this pool only (default: all pools)")
-    add_connection_arguments(parser)
-    add_format_arguments(parser, TEXT_FORMATS)
+    connect.add_connection_arguments(parser)
+    output_format.add_format_arguments(parser, output_format.TEXT_FORMATS)
     parser.set_defaults(run=print_plan)
 
 
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; return 1 if a pool cannot be planned."""
     if bool(arguments.filename) == arguments.live:
-        raise UsageError("cannot plan: name the change with -f, or use --live")
-    documents = render.read_manifests(read_documents(arguments.filename or ()))
+        raise errors.UsageError("cannot plan: name the change with -f, or use --live")
+    documents = render.read_manifests(files.read_documents(arguments.filename or ()))
     for warning in documents.warnings:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
-    with connect_cluster(arguments) as client:
+    with connect.connect_cluster(arguments) as client:
         found = snapshot.read_snapshot(client)
     after = plan.apply_manifests(found, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot plan: MachineConfigPool {arguments.pool} does not exist, found: {known}"
         )
     for name, found_config in sorted(documents.image_configs.items()):
         if found_config.pool not in after.pools:
             known = ", ".join(sorted(after.pools)) or "none"
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot plan: MachineOSConfig {name} names MachineConfigPool "
                 f"{found_config.pool!r:.260}, which does not exist, found: {known}",
                 remedy="correct spec.machineConfigPool.name, or name the pool with -f, too",
             )
-    plans = plan.plan_pools(after, now=SystemClock().now(), only=arguments.pool)
-    print_output(
+    plans = plan.plan_pools(after, now=clocks.SystemClock().now(), only=arguments.pool)
+    output_format.print_output(
         arguments.output,
         kind="RolloutPlan",
         content=lambda: plan_text.convert_to_json(plans),
         lines=lambda: [*plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
-    return EXIT_FAILED if any(each.problems for each in plans) else 0
+    return output.EXIT_FAILED if any(each.problems for each in plans) else 0

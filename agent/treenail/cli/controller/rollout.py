@@ -4,69 +4,36 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from treenail import clocks, errors
 from treenail.api.object_meta import ObjectMeta
-from treenail.cli.argument_parser import parse_duration
-from treenail.cli.controller.connect import (
-    add_connection_arguments,
-    add_leader_arguments,
-    connect_cluster,
-)
-from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
-from treenail.cli.output_format import (
-    TABLE_FORMATS,
-    OutputFormat,
-    TableColumn,
-    add_format_arguments,
-    format_object_name,
-    print_output,
-    print_table,
-)
-from treenail.cli.terminal import (
-    HelpFormatter,
-    find_width,
-    format_examples,
-    print_lines,
-    wrap_text,
-)
-from treenail.clocks import Clock, SystemClock
+from treenail.cli import argument_parser, output, output_format, terminal
+from treenail.cli.controller import connect
 from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.status import snapshot
-from treenail.controllers.status.leader_status import LeaderReader, LeaderState
-from treenail.controllers.status.rollout_result import (
-    RolloutOutcome,
-    RolloutResult,
-    check_leader,
-    check_render_inputs,
-    compute_rollout_result,
-    mark_unknown,
-    needs_render_inputs,
-)
-from treenail.errors import ConfigError, ForbiddenError, UnreachableError, UsageError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import CONTROLLERCONFIGS, MACHINECONFIGPOOLS, MACHINECONFIGS
+from treenail.controllers.status import leader_status, rollout_result, snapshot
+from treenail.kube import api_client, resources
 
 _EXIT_CODES = {
-    RolloutOutcome.COMPLETE: EXIT_AT_TARGET,
-    RolloutOutcome.IN_PROGRESS: EXIT_PENDING,
-    RolloutOutcome.BLOCKED: EXIT_ATTENTION,
-    RolloutOutcome.UNKNOWN: EXIT_FAILED,
+    rollout_result.RolloutOutcome.COMPLETE: output.EXIT_AT_TARGET,
+    rollout_result.RolloutOutcome.IN_PROGRESS: output.EXIT_PENDING,
+    rollout_result.RolloutOutcome.BLOCKED: output.EXIT_ATTENTION,
+    rollout_result.RolloutOutcome.UNKNOWN: output.EXIT_FAILED,
 }
-_FORMATS = (OutputFormat.TEXT, *TABLE_FORMATS)
+_FORMATS = (output_format.OutputFormat.TEXT, *output_format.TABLE_FORMATS)
 _COLUMNS = (
-    TableColumn("POOL"),
-    TableColumn("OUTCOME"),
-    TableColumn("UPDATED"),
-    TableColumn("TOTAL"),
-    TableColumn("MESSAGE", is_wide=True),
+    output_format.TableColumn("POOL"),
+    output_format.TableColumn("OUTCOME"),
+    output_format.TableColumn("UPDATED"),
+    output_format.TableColumn("TOTAL"),
+    output_format.TableColumn("MESSAGE", is_wide=True),
 )
 _PERMISSION_REMEDY = (
     "permit this user to list machineconfigs and controllerconfigs of the group "
-    f"{MACHINECONFIGS.group}"
+    f"{resources.MACHINECONFIGS.group}"
 )
 _REFRESH_S = 5.0
 _DEFAULT_TIMEOUT = "2h"
 
-ReadResults = Callable[[], Sequence[RolloutResult]]
+ReadResults = Callable[[], Sequence[rollout_result.RolloutResult]]
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -75,13 +42,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "rollout",
         help="print or await the outcome of a rollout",
         description="Print or await the outcome of the rollouts of pools, for scripts.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "wait for all pools, two hours at most",
                 "treenail-controller rollout status --wait",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     verbs = rollout.add_subparsers(title="commands", metavar="COMMAND", required=True)
     parser = verbs.add_parser(
@@ -91,14 +58,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "updated, 2: a rollout is in progress, with --wait after the time limit, 3: a rollout "
         "is halted, degraded, stalled or paused, and does not continue before a user acts, 1: the "
         "cluster cannot be read, or this user may not read what decides the outcome.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("fail a pipeline unless all nodes are updated", "treenail-controller rollout status"),
             (
                 "wait for one pool, an hour at most",
                 "treenail-controller rollout status worker --wait --timeout 1h",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     parser.add_argument(
@@ -109,108 +76,119 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--timeout",
-        type=parse_duration,
+        type=argument_parser.parse_duration,
         default=_DEFAULT_TIMEOUT,
         metavar="TIME",
         help="wait at most this long, such as 45s, 30m or 1h30m (default: %(default)s)",
     )
-    add_connection_arguments(parser)
-    add_leader_arguments(parser)
-    add_format_arguments(parser, _FORMATS)
+    connect.add_connection_arguments(parser)
+    connect.add_leader_arguments(parser)
+    output_format.add_format_arguments(parser, _FORMATS)
     parser.set_defaults(run=print_rollout)
 
 
 def print_rollout(arguments: argparse.Namespace) -> int:
     """Print the outcome; return its exit code."""
-    clock = SystemClock()
-    with connect_cluster(arguments) as client:
-        leader_reader = LeaderReader(client, clock, arguments.namespace or "")
+    clock = clocks.SystemClock()
+    with connect.connect_cluster(arguments) as client:
+        leader_reader = leader_status.LeaderReader(client, clock, arguments.namespace or "")
 
-        def read_results() -> Sequence[RolloutResult]:
+        def read_results() -> Sequence[rollout_result.RolloutResult]:
             found = read_rollouts(client, arguments.pool)
             leader = leader_reader.read_leader()
-            return [check_leader(each, leader, now=clock.now()) for each in found]
+            return [rollout_result.check_leader(each, leader, now=clock.now()) for each in found]
 
         found = await_rollouts(
             read_results,
             clock,
             timeout_s=arguments.timeout if arguments.wait else 0.0,
-            show=_print_result if arguments.output is OutputFormat.TEXT else None,
+            show=_print_result if arguments.output is output_format.OutputFormat.TEXT else None,
             warn=_print_warning,
         )
         leader = leader_reader.read_leader()
-    if leader.message and leader.state is not LeaderState.NONE:
+    if leader.message and leader.state is not leader_status.LeaderState.NONE:
         # Not a part of the output: a script may compare that.
         notice = [f"warning: {leader.message}", f"  {leader.remedy}"]
-        print_lines(notice, sys.stderr, hanging_columns=4)
-    if arguments.output in (OutputFormat.TABLE, OutputFormat.WIDE):
-        print_table(arguments.output, _COLUMNS, map(_build_row, found))
+        terminal.print_lines(notice, sys.stderr, hanging_columns=4)
+    if arguments.output in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
+        output_format.print_table(arguments.output, _COLUMNS, map(_build_row, found))
     else:
         # Sentences were printed while they changed.
-        print_output(
+        output_format.print_output(
             arguments.output,
             kind="RolloutStatus",
             content=lambda: {"controller": leader.to_json(), **_build_document(found)},
             lines=tuple,
-            names=lambda: (format_object_name(MACHINECONFIGPOOLS, each.pool) for each in found),
+            names=lambda: (
+                output_format.format_object_name(resources.MACHINECONFIGPOOLS, each.pool)
+                for each in found
+            ),
         )
     return compute_exit_code(found)
 
 
-def read_rollouts(client: Client, names: Sequence[str]) -> Sequence[RolloutResult]:
+def read_rollouts(
+    client: api_client.Client, names: Sequence[str]
+) -> Sequence[rollout_result.RolloutResult]:
     """Read the outcomes of these pools, or of all; raise `UsageError` for one that is missing."""
     pools = snapshot.read_pools(client)
     if not pools:
-        raise UsageError("cannot find a rollout: the cluster has no MachineConfigPool")
+        raise errors.UsageError("cannot find a rollout: the cluster has no MachineConfigPool")
     for name in names:
         if name not in pools:
             known = ", ".join(sorted(pools)) or "none"
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot find MachineConfigPool {name}: the cluster has {known}",
                 remedy="name one of these",
             )
     chosen = [pools[name] for name in dict.fromkeys(names or sorted(pools))]
     results = [_read_result(each) for each in chosen]
-    if not any(map(needs_render_inputs, results)):
+    if not any(map(rollout_result.needs_render_inputs, results)):
         return results
     try:
         configs, controller_configs = _read_render_inputs(client)
-    except ForbiddenError as error:
-        return [mark_unknown(each, f"{error}; {_PERMISSION_REMEDY}") for each in results]
+    except errors.ForbiddenError as error:
+        return [
+            rollout_result.mark_unknown(each, f"{error}; {_PERMISSION_REMEDY}") for each in results
+        ]
     return [
-        check_render_inputs(result, observed.pool, configs, controller_configs)
-        if needs_render_inputs(result) and observed.error is None
+        rollout_result.check_render_inputs(result, observed.pool, configs, controller_configs)
+        if rollout_result.needs_render_inputs(result) and observed.error is None
         else result
         for result, observed in zip(results, chosen, strict=True)
     ]
 
 
-def _read_result(observed: ObservedPool) -> RolloutResult:
+def _read_result(observed: ObservedPool) -> rollout_result.RolloutResult:
     try:
         if observed.error is not None:
             raise observed.error
-        return compute_rollout_result(observed.pool)
-    except ConfigError as error:
+        return rollout_result.compute_rollout_result(observed.pool)
+    except errors.ConfigError as error:
         name = observed.pool.name
-        return RolloutResult(name, RolloutOutcome.BLOCKED, str(error), None, None)
+        return rollout_result.RolloutResult(
+            name, rollout_result.RolloutOutcome.BLOCKED, str(error), None, None
+        )
 
 
-def _read_render_inputs(client: Client) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
+def _read_render_inputs(
+    client: api_client.Client,
+) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
     """Read the metadata of all MachineConfigs and ControllerConfigs."""
     return (
-        snapshot.read_metadata(client, MACHINECONFIGS),
-        snapshot.read_metadata(client, CONTROLLERCONFIGS),
+        snapshot.read_metadata(client, resources.MACHINECONFIGS),
+        snapshot.read_metadata(client, resources.CONTROLLERCONFIGS),
     )
 
 
 def await_rollouts(
     read_results: ReadResults,
-    clock: Clock,
+    clock: clocks.Clock,
     *,
     timeout_s: float,
-    show: Callable[[RolloutResult], None] | None,
+    show: Callable[[rollout_result.RolloutResult], None] | None,
     warn: Callable[[str], None] = lambda _: None,
-) -> Sequence[RolloutResult]:
+) -> Sequence[rollout_result.RolloutResult]:
     """Wait until all rollouts are complete or one is blocked, for ``timeout_s`` at most.
 
     Calls ``show`` with each new result. An unreachable API server is tried again, and ``warn``
@@ -218,13 +196,13 @@ def await_rollouts(
     """
     deadline = clock.monotonic() + timeout_s
     shown: dict[str, str] = {}
-    found: Sequence[RolloutResult] = ()
+    found: Sequence[rollout_result.RolloutResult] = ()
     is_reachable = True
     while True:
         try:
             found = read_results()
             is_reachable = True
-        except UnreachableError as error:
+        except errors.UnreachableError as error:
             if clock.monotonic() >= deadline and not found:
                 raise
             if is_reachable:
@@ -234,35 +212,42 @@ def await_rollouts(
             if show is not None and shown.get(each.pool) != str(each):
                 shown[each.pool] = str(each)
                 show(each)
-        is_over = bool(found) and compute_exit_code(found) != EXIT_PENDING
+        is_over = bool(found) and compute_exit_code(found) != output.EXIT_PENDING
         if is_over or clock.monotonic() >= deadline:
             return found
         clock.sleep(min(_REFRESH_S, max(0.0, deadline - clock.monotonic())))
 
 
-def compute_exit_code(found: Sequence[RolloutResult]) -> int:
+def compute_exit_code(found: Sequence[rollout_result.RolloutResult]) -> int:
     """Return the code of a blocked rollout, else of one in progress, else of an unknown one."""
     outcomes = {each.outcome for each in found}
-    for outcome in (RolloutOutcome.BLOCKED, RolloutOutcome.IN_PROGRESS, RolloutOutcome.UNKNOWN):
+    for outcome in (
+        rollout_result.RolloutOutcome.BLOCKED,
+        rollout_result.RolloutOutcome.IN_PROGRESS,
+        rollout_result.RolloutOutcome.UNKNOWN,
+    ):
         if outcome in outcomes:
             return _EXIT_CODES[outcome]
     return 0
 
 
-def _print_result(result: RolloutResult) -> None:
-    print("\n".join(wrap_text(str(result), find_width(sys.stdout), hanging="  ")), flush=True)
+def _print_result(result: rollout_result.RolloutResult) -> None:
+    print(
+        "\n".join(terminal.wrap_text(str(result), terminal.find_width(sys.stdout), hanging="  ")),
+        flush=True,
+    )
 
 
 def _print_warning(text: str) -> None:
-    print_lines([f"warning: {text}"], sys.stderr, hanging_columns=2)
+    terminal.print_lines([f"warning: {text}"], sys.stderr, hanging_columns=2)
 
 
-def _build_row(result: RolloutResult) -> tuple[str, ...]:
+def _build_row(result: rollout_result.RolloutResult) -> tuple[str, ...]:
     counts = ["" if each is None else str(each) for each in (result.updated, result.total)]
     return result.pool, result.outcome, *counts, result.message
 
 
-def _build_document(found: Sequence[RolloutResult]) -> dict[str, object]:
+def _build_document(found: Sequence[rollout_result.RolloutResult]) -> dict[str, object]:
     return {
         "pools": [
             {

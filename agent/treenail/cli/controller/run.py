@@ -16,31 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail import clocks, errors
 from treenail.api.decode import Json
-from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
-from treenail.cli.controller.connect import (
-    POD_ACCOUNT,
-    add_connection_arguments,
-    create_process_transport,
-    parse_namespace,
-)
-from treenail.cli.controller.trust import add_key_argument, load_key
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clocks import BootTimeClock, Clock
+from treenail.cli import argument_parser, output, terminal
+from treenail.cli.controller import connect, trust
 from treenail.controllers.image_build.job_builder import JobSettings
-from treenail.controllers.pools.image_tags import LazyTagSource, TagSource
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.health import HealthServer
-from treenail.controllers.runtime.http_server import parse_address
-from treenail.controllers.runtime.informer_set import Informers
-from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
-from treenail.controllers.runtime.workers import ControllerSettings
-from treenail.errors import UsageError
-from treenail.kube.api_client import Client, Transport
-from treenail.kube.event_recorder import EventRecorder
-from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
-from treenail.kube.resources import SECRETS
+from treenail.controllers.pools import image_tags
+from treenail.controllers.runtime import (
+    controller_metrics,
+    health,
+    http_server,
+    informer_set,
+    runtime,
+    workers,
+)
+from treenail.kube import api_client, event_recorder, lease, resources
 from treenail.log import log_to_stderr
 from treenail.manifests import installation
 
@@ -67,11 +57,11 @@ _SERVICE_ACCOUNT_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/name
 class ControllerContext:
     """Parts that the controllers are made of."""
 
-    transport: Transport
+    transport: api_client.Transport
     """Sends writes only while this process leads."""
-    recorder: EventRecorder
-    clock: Clock
-    metrics: ControllerMetrics
+    recorder: event_recorder.EventRecorder
+    clock: clocks.Clock
+    metrics: controller_metrics.ControllerMetrics
     max_drains: int
     report_blockers_after_s: float
     settle_s: float
@@ -86,21 +76,21 @@ class ControllerContext:
     """File of the key that signs built images; empty for none."""
     token_namespace: str
     """Namespace of the Ignition server, which has the access tokens."""
-    late_writes: LateWrites | None = None
+    late_writes: lease.LateWrites | None = None
     """Withdraws what was created without the lead."""
     handover_deadline_s: float = 3600.0
     """Seconds after which an image of an installation must be in its final registry."""
 
-    def create_client(self, controller: str) -> Client:
+    def create_client(self, controller: str) -> api_client.Client:
         """Return a client whose writes the API server records under the controller's name."""
-        return Client(self.transport, field_manager=f"treenail-{controller}")
+        return api_client.Client(self.transport, field_manager=f"treenail-{controller}")
 
 
-def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_render(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.controllers.render.controller import RenderController
 
     return (
-        ControllerSettings(
+        workers.ControllerSettings(
             RenderController(
                 context.create_client("render"),
                 context.clock,
@@ -111,7 +101,7 @@ def _build_render(context: ControllerContext) -> tuple[ControllerSettings, ...]:
     )
 
 
-def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_rollout(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.api import annotations as key
     from treenail.controllers.rollout.controller import RolloutController
     from treenail.controllers.rollout.external_gates import GateClient
@@ -129,7 +119,7 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
     )
     gates = GateClient(WebClient(), load_secret=context.load_secret)
     return (
-        ControllerSettings(
+        workers.ControllerSettings(
             RolloutController(
                 client,
                 context.clock,
@@ -140,14 +130,14 @@ def _build_rollout(context: ControllerContext) -> tuple[ControllerSettings, ...]
                 tags=make_tag_source(client, context.clock, context.find_namespace),
             )
         ),
-        ControllerSettings(
+        workers.ControllerSettings(
             MachineConfigNodeController(client, context.clock, image_key=image_key),
             workers=4,
         ),
     )
 
 
-def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_drain(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.controllers.drain.controller import DrainController
 
     controller = DrainController(
@@ -158,10 +148,10 @@ def _build_drain(context: ControllerContext) -> tuple[ControllerSettings, ...]:
         max_parallel=context.max_drains,
         report_after_s=context.report_blockers_after_s,
     )
-    return (ControllerSettings(controller, workers=8, max_retry_s=15.0),)
+    return (workers.ControllerSettings(controller, workers=8, max_retry_s=15.0),)
 
 
-def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_build(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.controllers.handover.controller import InstallHold
     from treenail.controllers.image_build.controller import BuildOptions, make_build_controller
     from treenail.registry.proxies import read_proxy_settings
@@ -175,15 +165,15 @@ def _build_build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
         context.build_jobs,
         BuildOptions(
             proxies=read_proxy_settings(os.environ),
-            signing_key=load_key(context.signing_key) if context.signing_key else None,
+            signing_key=trust.load_key(context.signing_key) if context.signing_key else None,
             find_hold=InstallHold(client, context.clock).find_hold,
             late_writes=context.late_writes,
         ),
     )
-    return (ControllerSettings(controller, workers=4, max_retry_s=30.0),)
+    return (workers.ControllerSettings(controller, workers=4, max_retry_s=30.0),)
 
 
-def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_install(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.controllers.handover.controller import InstallController
     from treenail.controllers.handover.image_mover import ImageMover
     from treenail.controllers.image_build.cluster_reader import ClusterReader
@@ -199,18 +189,18 @@ def _build_install(context: ControllerContext) -> tuple[ControllerSettings, ...]
         deadline_s=context.handover_deadline_s,
         metrics=context.metrics,
     )
-    return (ControllerSettings(controller, workers=1, max_retry_s=15.0),)
+    return (workers.ControllerSettings(controller, workers=1, max_retry_s=15.0),)
 
 
-def _build_approve(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+def _build_approve(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
     from treenail.provisioning.approval.controller import ApprovalController
 
     parts = context.create_client("approve"), context.clock, context.recorder
     controller = ApprovalController(*parts, context.token_namespace)
-    return (ControllerSettings(controller, workers=1, max_retry_s=15.0),)
+    return (workers.ControllerSettings(controller, workers=1, max_retry_s=15.0),)
 
 
-ControllerBuilder = Callable[[ControllerContext], tuple[ControllerSettings, ...]]
+ControllerBuilder = Callable[[ControllerContext], tuple[workers.ControllerSettings, ...]]
 
 # Imported late: a process loads only the controllers that it runs.
 CONTROLLER_BUILDERS: Mapping[str, ControllerBuilder] = {
@@ -231,17 +221,17 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="run controllers",
         description="Run controllers until SIGTERM or SIGINT. Of several processes the one that "
         f"holds the Lease {COMPONENT_NAME} is active.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "run one controller outside the cluster",
                 "treenail-controller run --enable render --kubeconfig FILE --no-leader-election",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("--enable", type=parse_controllers, required=True, metavar="NAME,...",
                         help=f"run these of {', '.join(CONTROLLERS)}")  # fmt: skip
-    add_connection_arguments(parser, default=POD_ACCOUNT)
+    connect.add_connection_arguments(parser, default=connect.POD_ACCOUNT)
     parser.add_argument(
         "--metrics", metavar="HOST:PORT", default="127.0.0.1:8080",
         help="serve /metrics, /healthz and /readyz at this address (default: %(default)s)",
@@ -259,18 +249,18 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the page also to browsers that use this host name; repeatable (default: "
         "localhost, and IP addresses unless the page is on the loopback interface)",
     )  # fmt: skip
-    parser.add_argument("-n", "--namespace", type=parse_namespace,
+    parser.add_argument("-n", "--namespace", type=connect.parse_namespace,
                         help="namespace of the Lease (default: the pod's)")  # fmt: skip
     parser.add_argument(
         "--no-leader-election", action="store_true",
         help="start without leader election; ensure that no other controller process runs",
     )  # fmt: skip
     parser.add_argument(
-        "--serve-namespace", type=parse_namespace, default="treenail-ignition", metavar="NAME",
+        "--serve-namespace", type=connect.parse_namespace, default="treenail-ignition", metavar="NAME",
         help="let approve find access tokens in this namespace (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--drains", type=parse_count, default=50, metavar="N",
+        "--drains", type=argument_parser.parse_count, default=50, metavar="N",
         help="drain at most N nodes at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -282,14 +272,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="render a pool after its MachineConfigs have not changed for S seconds "
         "(default: %(default)g)",
     )  # fmt: skip
-    add_image_annotation_argument(parser)
+    argument_parser.add_image_annotation_argument(parser)
     parser.add_argument(
-        "--handover-deadline", type=parse_duration, default=3600.0, metavar="TIME",
+        "--handover-deadline", type=argument_parser.parse_duration, default=3600.0, metavar="TIME",
         help="report that an image of an installation is not in its final registry after this "
         "time; install retries further (default: 60m)",
     )  # fmt: skip
     add_build_arguments(parser)
-    add_key_argument(parser)
+    trust.add_key_argument(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=run_controllers)
 
@@ -320,18 +310,20 @@ class ControllerProcess:
         arguments: argparse.Namespace,
         builders: Mapping[str, ControllerBuilder] = CONTROLLER_BUILDERS,
     ) -> None:
-        self._clock = clock = BootTimeClock()
+        self._clock = clock = clocks.BootTimeClock()
         self._namespace = ""
-        host, port = parse_address(arguments.metrics)
-        self._transport = create_process_transport(arguments.kubeconfig, arguments.context, clock)
-        client = Client(self._transport)
-        fenced = LeaderTransport(self._transport, lambda: self._runtime.is_leader)
-        metrics = ControllerMetrics()
+        host, port = http_server.parse_address(arguments.metrics)
+        self._transport = connect.create_process_transport(
+            arguments.kubeconfig, arguments.context, clock
+        )
+        client = api_client.Client(self._transport)
+        fenced = lease.LeaderTransport(self._transport, lambda: self._runtime.is_leader)
+        metrics = controller_metrics.ControllerMetrics()
         identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-        self._recorder = EventRecorder(client, COMPONENT_NAME, identity, clock)
+        self._recorder = event_recorder.EventRecorder(client, COMPONENT_NAME, identity, clock)
         context = ControllerContext(
             transport=fenced,
-            late_writes=LateWrites(client, lambda: self._runtime.is_leader),
+            late_writes=lease.LateWrites(client, lambda: self._runtime.is_leader),
             recorder=self._recorder,
             clock=clock,
             metrics=metrics,
@@ -341,7 +333,7 @@ class ControllerProcess:
             image_annotation=arguments.image_annotation,
             own_node_name=os.environ.get("NODE_NAME", ""),
             load_secret=lambda name: client.get(
-                SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
+                resources.SECRETS, name, namespace=arguments.namespace or _read_own_namespace()
             ),
             find_namespace=lambda: arguments.namespace or _read_own_namespace(),
             build_jobs=_read_build_settings(arguments),
@@ -349,22 +341,22 @@ class ControllerProcess:
             token_namespace=arguments.serve_namespace,
             handover_deadline_s=arguments.handover_deadline,
         )
-        self._elector: LeaderElector | None = None
-        make_elector: MakeElector = make_sole_leader
+        self._elector: lease.LeaderElector | None = None
+        make_elector: runtime.MakeElector = runtime.make_sole_leader
         if not arguments.no_leader_election:
             make_elector = self._create_election(
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
-        informers = Informers(client, clock)
+        informers = informer_set.Informers(client, clock)
         self._page = _create_page(arguments, informers, clock, self._read_leader)
-        self._runtime = ControllerRuntime(
+        self._runtime = runtime.ControllerRuntime(
             [each for name in arguments.enable for each in builders[name](context)],
             informers,
             clock,
             metrics,
             make_elector=make_elector,
         )
-        self._health = HealthServer(
+        self._health = health.HealthServer(
             host,
             port,
             metrics,
@@ -387,13 +379,15 @@ class ControllerProcess:
             self._transport.close()
         if not is_leader:
             log.error("lost lease %s; exiting", COMPONENT_NAME)
-            return EXIT_FAILED
+            return output.EXIT_FAILED
         return self._exit_code
 
-    def _create_election(self, namespace: str, identity: str, clock: Clock) -> MakeElector:
+    def _create_election(
+        self, namespace: str, identity: str, clock: clocks.Clock
+    ) -> runtime.MakeElector:
         self._namespace = namespace
-        client = Client(self._transport, limit_s=_CALL_TIMEOUT_S)
-        candidacy = LeaderElectionConfig(
+        client = api_client.Client(self._transport, limit_s=_CALL_TIMEOUT_S)
+        candidacy = lease.LeaderElectionConfig(
             namespace,
             COMPONENT_NAME,
             identity,
@@ -402,8 +396,8 @@ class ControllerProcess:
             retry_period_s=_RETRY_S,
         )
 
-        def make_elector(gain: Callable[[], None], loss: Callable[[], None]) -> LeaderElector:
-            self._elector = LeaderElector(
+        def make_elector(gain: Callable[[], None], loss: Callable[[], None]) -> lease.LeaderElector:
+            self._elector = lease.LeaderElector(
                 client, candidacy, clock, on_started_leading=gain, on_stopped_leading=loss
             )
             return self._elector
@@ -431,7 +425,7 @@ class ControllerProcess:
         # Without its watch a controller would never see another change.
         name = death.thread.name if death.thread else "a thread"
         log.critical("thread %s died", name, exc_info=death.exc_value)
-        self._exit_code = EXIT_FAILED
+        self._exit_code = output.EXIT_FAILED
         self._stop.set()
 
 
@@ -444,17 +438,17 @@ def _read_build_settings(arguments: argparse.Namespace) -> JobSettings:
 
 def _create_page(
     arguments: argparse.Namespace,
-    informers: Informers,
-    clock: Clock,
+    informers: informer_set.Informers,
+    clock: clocks.Clock,
     read_leader: Callable[[], "LeaderReport"],
 ) -> AbstractContextManager[object]:
     """Create the server of the page; it does nothing without ``--web``."""
     if arguments.web is None:
         if arguments.web_host:
-            raise UsageError("cannot use --web-host without --web", remedy="add --web")
+            raise errors.UsageError("cannot use --web-host without --web", remedy="add --web")
         return nullcontext()
     if "rollout" not in arguments.enable:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot use --web without the rollout controller: only it may read rollout policies",
             remedy="add rollout to --enable, or leave --web out",
         )
@@ -462,7 +456,7 @@ def _create_page(
     from treenail.controllers.status.statuspage.server import StatusPageServer
     from treenail.controllers.status.statuspage.source import StatusSource
 
-    host, port = parse_address(arguments.web)
+    host, port = http_server.parse_address(arguments.web)
     source = StatusSource(
         informers,
         clock,
@@ -478,7 +472,7 @@ def _read_own_namespace() -> str:
     try:
         return Path(_SERVICE_ACCOUNT_NAMESPACE).read_text("utf-8").strip()
     except OSError as error:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot elect a leader: not in a pod, and the namespace of the Lease is not set",
             remedy="set it with --namespace, or use --no-leader-election",
         ) from error
@@ -519,7 +513,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--build-namespace",
         metavar="NAME",
-        type=parse_namespace,
+        type=connect.parse_namespace,
         help="namespace of the Jobs and Secrets of builds (default: that of the controllers)",
     )
     for name, default, what in (
@@ -562,21 +556,21 @@ def parse_quantity(text: str) -> str:
 
 
 def make_tag_source(
-    client: Client, clock: Clock, find_namespace: Callable[[], str]
-) -> LazyTagSource:
+    client: api_client.Client, clock: clocks.Clock, find_namespace: Callable[[], str]
+) -> image_tags.LazyTagSource:
     """Make a source that reads logins from the namespace of the controllers."""
 
-    def make() -> TagSource:
+    def make() -> image_tags.TagSource:
         from treenail.controllers.image_build.cluster_reader import ClusterReader
         from treenail.controllers.image_build.layer_builder import TagResolver
         from treenail.registry.proxies import read_proxy_settings
 
         try:
             namespace = find_namespace()
-        except UsageError:
+        except errors.UsageError:
             # On a host, without --namespace.
             namespace = "default"
         reader = ClusterReader(client, clock, namespace=namespace)
         return TagResolver(reader, clock, proxies=read_proxy_settings(os.environ))
 
-    return LazyTagSource(make)
+    return image_tags.LazyTagSource(make)

@@ -10,27 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
-from treenail.cli.controller.connect import (
-    POD_ACCOUNT,
-    add_connection_arguments,
-    create_process_transport,
-    parse_namespace,
-)
-from treenail.cli.controller.serve_tokens import (
-    REQUEST_LIMIT_S,
-    add_token_arguments,
-    check_token_arguments,
-    find_instance,
-    find_namespace,
-    open_access,
-)
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.clocks import BootTimeClock, Clock
+from treenail.cli import argument_parser, output, terminal
+from treenail.cli.controller import connect, serve_tokens
 from treenail.controllers.runtime.http_server import parse_address
-from treenail.errors import UsageError
 from treenail.log import log_to_stderr
 
 if TYPE_CHECKING:
@@ -57,7 +41,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve Ignition configs to new machines",
         description="Serve the Ignition configs of pools with HTTPS at /config/POOL, until SIGTERM "
         "or SIGINT. Read the pools from a cluster, or from a directory.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "serve the pools of a cluster",
                 "treenail-controller serve --certificate tls.crt --key tls.key --kubeconfig FILE",
@@ -67,7 +51,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller serve --certificate tls.crt --key tls.key --from DIR",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=DEFAULT_ADDRESS,
@@ -86,27 +70,27 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="read pools, rendered configs and the ControllerConfig from the .yaml, .yml and .json "
         "files of this directory (default: read a cluster)",
     )  # fmt: skip
-    add_connection_arguments(parser, default=POD_ACCOUNT)
+    connect.add_connection_arguments(parser, default=connect.POD_ACCOUNT)
     parser.add_argument(
-        "-n", "--namespace", type=parse_namespace,
+        "-n", "--namespace", type=connect.parse_namespace,
         help="namespace of the access tokens and of the log of requests (default: that of the pod, "
         "or treenail-ignition)",
     )  # fmt: skip
-    add_token_arguments(parser)
+    serve_tokens.add_token_arguments(parser)
     parser.add_argument(
-        "--expect", type=parse_duration, default=1200.0, metavar="TIME",
+        "--expect", type=argument_parser.parse_duration, default=1200.0, metavar="TIME",
         help="record an Event when no Node appears within this time after a machine received its "
         "config, such as 45s, 30m or 1h30m (default: 20m)",
     )  # fmt: skip
     add_document_arguments(parser)
     parser.add_argument(
-        "--image-deadline", type=parse_duration, default=3600.0, metavar="TIME",
+        "--image-deadline", type=argument_parser.parse_duration, default=3600.0, metavar="TIME",
         help="in a cluster that was installed in image mode with workers that wait: serve the "
         "stock image to new machines of a pool that has no image this time after its "
         "MachineOSConfig was created (default: 60m)",
     )  # fmt: skip
     parser.add_argument(
-        "--cache", type=parse_count, default=64, metavar="N",
+        "--cache", type=argument_parser.parse_count, default=64, metavar="N",
         help="keep at most N built configs in memory (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -125,7 +109,7 @@ def add_document_arguments(parser: argparse.ArgumentParser) -> None:
         help="name no image of this registry, HOST or HOST:PORT, to machines: they cannot reach it "
         "before they join; repeatable",
     )  # fmt: skip
-    add_image_annotation_argument(parser)
+    argument_parser.add_image_annotation_argument(parser)
 
 
 def serve_configs(arguments: argparse.Namespace) -> int:
@@ -143,20 +127,20 @@ class ServeProcess:
         from treenail.provisioning.server.certificate import ServerCertificate
 
         if arguments.directory is not None and (arguments.kubeconfig or arguments.context):
-            raise UsageError(
+            raise errors.UsageError(
                 "cannot use --from with a kubeconfig: the server reads a directory or a cluster",
                 remedy="leave one of the two out",
             )
-        check_token_arguments(arguments)
+        serve_tokens.check_token_arguments(arguments)
         self._arguments = arguments
         if arguments.directory is not None and not arguments.directory.is_dir():
-            raise UsageError(f"cannot read {arguments.directory}: expected a directory")
+            raise errors.UsageError(f"cannot read {arguments.directory}: expected a directory")
         self._address = parse_address(arguments.listen)
         self._health_address = parse_address(arguments.metrics)
-        self._clock: Clock = BootTimeClock()
+        self._clock: clocks.Clock = clocks.BootTimeClock()
         self._certificate = ServerCertificate(arguments.certificate, arguments.key)
         self._transport = (
-            create_process_transport(arguments.kubeconfig, arguments.context, self._clock)
+            connect.create_process_transport(arguments.kubeconfig, arguments.context, self._clock)
             if arguments.directory is None
             else None
         )
@@ -197,7 +181,7 @@ class ServeProcess:
             informers = self._open_informers(stack)
             source = self._open_source(informers, settings)
             metrics = ControllerMetrics()
-            access = open_access(
+            access = serve_tokens.open_access(
                 stack, arguments, self._transport, informers, source, metrics, self._clock
             )
             if informers is not None:
@@ -250,7 +234,7 @@ class ServeProcess:
         from treenail.kube.api_client import Client
         from treenail.provisioning.content.cluster_source import ClusterSource
 
-        client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
+        client = Client(self._transport, limit_s=serve_tokens.REQUEST_LIMIT_S)
         return ClusterSource(informers, settings, client)
 
     def _make_first_images(self) -> "FirstImageSettings | None":
@@ -260,7 +244,7 @@ class ServeProcess:
         from treenail.provisioning.content.cluster_source import WorkerWait
         from treenail.provisioning.content.selection import FirstImageSettings
 
-        client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
+        client = Client(self._transport, limit_s=serve_tokens.REQUEST_LIMIT_S)
         wait = WorkerWait(client, self._clock)
         return FirstImageSettings(
             wait.has_waiting_workers, self._clock, self._arguments.image_deadline
@@ -275,9 +259,9 @@ class ServeProcess:
 
         return ClusterLog(
             Client(self._transport),
-            namespace=find_namespace(self._arguments),
+            namespace=serve_tokens.find_namespace(self._arguments),
             name=REQUEST_CONFIGMAP,
-            instance=find_instance(),
+            instance=serve_tokens.find_instance(),
             expect_s=self._arguments.expect,
         )
 
@@ -285,7 +269,7 @@ class ServeProcess:
         # Without its watch the server would never see another change.
         name = death.thread.name if death.thread else "a thread"
         log.critical("thread %s died", name, exc_info=death.exc_value)
-        self._exit_code = EXIT_FAILED
+        self._exit_code = output.EXIT_FAILED
         self._stop.set()
 
 

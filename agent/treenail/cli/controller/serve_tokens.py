@@ -8,10 +8,8 @@ import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from treenail.cli.argument_parser import parse_duration
-from treenail.cli.files import read_input
-from treenail.clocks import Clock
-from treenail.errors import UsageError
+from treenail import clocks, errors
+from treenail.cli import argument_parser, files
 from treenail.kube.transport.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
@@ -44,11 +42,11 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
         "a token only (require) (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--retry-window", type=parse_duration, default=600.0, metavar="DURATION",
+        "--retry-window", type=argument_parser.parse_duration, default=600.0, metavar="DURATION",
         help="let the address that used a token use it again for this time (default: 10m)",
     )  # fmt: skip
     parser.add_argument(
-        "--grace", type=parse_duration, default=600.0, metavar="DURATION",
+        "--grace", type=argument_parser.parse_duration, default=600.0, metavar="DURATION",
         help="accept tokens for this time while the API server is unreachable (default: 10m)",
     )  # fmt: skip
     parser.add_argument(
@@ -80,25 +78,25 @@ def find_instance() -> str:
 def check_token_arguments(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for tokens without a cluster, and for an unreadable file."""
     if arguments.tokens != "off" and arguments.directory is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot use --tokens with --from: a cluster keeps the tokens",
             remedy="use --tokens off, or read a cluster",
         )
     if arguments.bootstrap_token is not None:
         if _find_target(arguments) is None:
-            raise UsageError(
+            raise errors.UsageError(
                 "cannot use --bootstrap-token: the address of the API server is missing",
                 remedy="give the address that machines reach: --api-server https://HOST:6443",
             )
         _read_bootstrap_token(arguments)
     if arguments.api_server_ca is not None:
-        _check_authority(arguments.api_server_ca, read_input(arguments.api_server_ca))
+        _check_authority(arguments.api_server_ca, files.read_input(arguments.api_server_ca))
 
 
 def _check_authority(file: str, content: bytes) -> None:
     # With another file every machine would receive a kubeconfig that it cannot use.
     if b"-----BEGIN CERTIFICATE-----" not in content:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot use the CA of the API server in {file:.200}: expected a certificate in PEM",
             remedy="name the file of the cluster, such as /etc/kubernetes/pki/ca.crt",
         )
@@ -111,7 +109,7 @@ def open_access(
     informers: "Informers | None",
     source: "PoolSource",
     metrics: "ControllerMetrics",
-    clock: Clock,
+    clock: clocks.Clock,
 ) -> "Access":
     """Return the access that the arguments choose. Call it before the informers start."""
     from treenail.provisioning.tokens.access import OpenAccess
@@ -194,18 +192,20 @@ def _find_target(arguments: argparse.Namespace) -> "JoinTarget | None":
             connection = read_kubeconfig(arguments.kubeconfig, context=arguments.context)
         except UnsupportedKubeconfigError:
             # Of a credential plugin; then the options are needed.
-            return None if not url or not file else JoinTarget(url, lambda: read_input(file))
+            return None if not url or not file else JoinTarget(url, lambda: files.read_input(file))
         url, authority = url or connection.server, connection.ca
     if not url:
         return None
     source = file or authority
-    return JoinTarget(url, lambda: source if isinstance(source, bytes) else read_input(source))
+    return JoinTarget(
+        url, lambda: source if isinstance(source, bytes) else files.read_input(source)
+    )
 
 
 def _read_bootstrap_token(arguments: argparse.Namespace) -> str:
-    text = read_input(arguments.bootstrap_token).decode("ascii", "replace").strip()
+    text = files.read_input(arguments.bootstrap_token).decode("ascii", "replace").strip()
     if not _BEARER_TOKEN.fullmatch(text):
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot use the bootstrap token in {arguments.bootstrap_token:.200}: expected one "
             "line without spaces",
             remedy="write the token alone into the file; create one with: kubeadm token create",

@@ -7,38 +7,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from treenail import clocks, errors
 from treenail.api.object_meta import is_object_name
-from treenail.cli.argument_parser import parse_count, parse_duration
-from treenail.cli.controller.connect import (
-    add_connection_arguments,
-    connect_cluster,
-    parse_namespace,
-)
-from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
-from treenail.cli.files import STDIN, read_input
-from treenail.cli.output_format import (
-    OutputFormat,
-    TableColumn,
-    add_format_arguments,
-    build_document,
-    format_document,
-    print_document,
-    print_table,
-)
-from treenail.cli.terminal import HelpFormatter, format_duration, format_examples, print_lines
-from treenail.clocks import SystemClock, format_rfc3339
+from treenail.cli import argument_parser, files, output_format, terminal
+from treenail.cli.controller import connect, serve_tokens
 from treenail.config.ignition.emit import VERSIONS_SERVED
-from treenail.errors import ClusterError, UsageError
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer, check_server_url
-from treenail.provisioning.tokens.tokens import (
-    MAX_USES,
-    TokenBook,
-    TokenRecord,
-    UseState,
-    find_state,
-    make_token,
-    read_name,
-)
+from treenail.provisioning.tokens import tokens
 
 if TYPE_CHECKING:
     from treenail.kube.api_client import Client
@@ -47,13 +22,13 @@ if TYPE_CHECKING:
 _VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
 _MAX_TTL_S = 365 * 86400.0
 _COLUMNS = (
-    TableColumn("NAME"),
-    TableColumn("POOL"),
-    TableColumn("STATE"),
-    TableColumn("USES"),
-    TableColumn("EXPIRES"),
-    TableColumn("MACHINE"),
-    TableColumn("USED BY"),
+    output_format.TableColumn("NAME"),
+    output_format.TableColumn("POOL"),
+    output_format.TableColumn("STATE"),
+    output_format.TableColumn("USES"),
+    output_format.TableColumn("EXPIRES"),
+    output_format.TableColumn("MACHINE"),
+    output_format.TableColumn("USED BY"),
 )
 
 
@@ -64,11 +39,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="manage the access tokens of new machines",
         description="Create, list and revoke access tokens, with which new machines fetch the "
         "Ignition config of their pool from `treenail-controller serve`.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("create a token", "treenail-controller token create --pool worker --server URL"),
             ("show which machines used tokens", "treenail-controller token list"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_create(verbs)
@@ -83,7 +58,7 @@ def _add_create(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="create a token and print it once",
         description="Create an access token, and print it with user data for machines. The "
         "cluster keeps only its digest, so no later command can print it again.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "write user data for one machine",
                 "treenail-controller token create --pool worker --server URL -o user-data > x.ign",
@@ -93,16 +68,16 @@ def _add_create(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
                 "treenail-controller token create --pool worker --uses 10 --ttl 7d",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
     parser.add_argument(
-        "--ttl", type=parse_duration, default=86400.0, metavar="DURATION",
+        "--ttl", type=argument_parser.parse_duration, default=86400.0, metavar="DURATION",
         help="let the token expire after this time (default: 24h)",
     )  # fmt: skip
     parser.add_argument(
-        "--uses", type=parse_count, default=1, metavar="N",
-        help=f"let N machines use it, at most {MAX_USES} (default: %(default)s)",
+        "--uses", type=argument_parser.parse_count, default=1, metavar="N",
+        help=f"let N machines use it, at most {tokens.MAX_USES} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--machine", metavar="NAME", default="",
@@ -123,13 +98,20 @@ def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="list tokens, their state and the machines that used them",
         description="List the access tokens by name, without their secret part. A token is listed "
         "until a day after its expiry.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("list the tokens of a pool", "treenail-controller token list --pool worker"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("--pool", metavar="NAME", help="list the tokens of this pool only")
-    add_format_arguments(parser, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.YAML))
+    output_format.add_format_arguments(
+        parser,
+        (
+            output_format.OutputFormat.TABLE,
+            output_format.OutputFormat.JSON,
+            output_format.OutputFormat.YAML,
+        ),
+    )
     _add_cluster_arguments(parser)
     parser.set_defaults(run=list_tokens)
 
@@ -139,11 +121,11 @@ def _add_revoke(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "revoke",
         help="revoke tokens",
         description="Delete access tokens. The server refuses them at once.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("revoke a token", "treenail-controller token revoke ab2cd3"),
             ("remove expired tokens", "treenail-controller token revoke --expired"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="name of a token, as `token list` shows it"
@@ -161,17 +143,17 @@ def _add_pointer(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="print user data with a token",
         description="Print the pointer config with which machines fetch the config of a pool. Read "
         "the token from a file, since other users can read the arguments of a process.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "print user data for machines whose Ignition reads 3.2",
                 "treenail-controller token user-data --pool worker --server URL --spec 3.2 < token",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
     parser.add_argument(
-        "--token-file", metavar="FILE", default=STDIN,
+        "--token-file", metavar="FILE", default=files.STDIN,
         help="read the token from this file (default: the standard input)",
     )  # fmt: skip
     _add_pointer_arguments(parser, is_server_required=True)
@@ -197,22 +179,22 @@ def _add_pointer_arguments(parser: argparse.ArgumentParser, *, is_server_require
 
 def _add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", "--namespace", type=parse_namespace, default=DEFAULT_NAMESPACE,
+        "-n", "--namespace", type=connect.parse_namespace, default=serve_tokens.DEFAULT_NAMESPACE,
         help="namespace of the server (default: %(default)s)",
     )  # fmt: skip
-    add_connection_arguments(parser)
+    connect.add_connection_arguments(parser)
 
 
 def create_token(arguments: argparse.Namespace) -> int:
     """Create a token and print it; raise `UsageError` and `ClusterError`."""
     _check_new_token(arguments)
-    expires = SystemClock().now() + arguments.ttl
-    token, record = make_token(
+    expires = clocks.SystemClock().now() + arguments.ttl
+    token, record = tokens.make_token(
         arguments.pool, expires=expires, uses=arguments.uses, machine=arguments.machine
     )
     # First: an invalid URL or CA must not leave a token that was never printed.
     user_data = "" if arguments.server is None else _format_pointer(arguments, token)
-    with connect_cluster(arguments) as client:
+    with connect.connect_cluster(arguments) as client:
         _check_pool(client, arguments.pool)
         _open_store(client, arguments).change(partial(_add_to_book, record))
     match arguments.output:
@@ -224,15 +206,15 @@ def create_token(arguments: argparse.Namespace) -> int:
             found: dict[str, object] = {**_describe_token(record, 0.0), "token": token}
             if user_data:
                 found["userData"] = user_data
-            document = build_document("AccessToken", found)
-            print(format_document(OutputFormat.JSON, document), end="")
+            document = output_format.build_document("AccessToken", found)
+            print(output_format.format_document(output_format.OutputFormat.JSON, document), end="")
         case _:
             print(f"token: {token}")
             if user_data:
                 print(f"user data: {user_data}")
     print(
         f"treenail-controller: created token {record.name} for pool {record.pool}: "
-        f"{_format_uses(record.uses)}, expires at {format_rfc3339(record.expires)}",
+        f"{_format_uses(record.uses)}, expires at {clocks.format_rfc3339(record.expires)}",
         file=sys.stderr,
     )
     return 0
@@ -240,20 +222,22 @@ def create_token(arguments: argparse.Namespace) -> int:
 
 def list_tokens(arguments: argparse.Namespace) -> int:
     """List tokens."""
-    with connect_cluster(arguments) as client:
+    with connect.connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
         book = store.load()
-    now = SystemClock().now()
+    now = clocks.SystemClock().now()
     records = [each for each in book.tokens.values() if arguments.pool in (None, each.pool)]
-    if arguments.output is OutputFormat.TABLE and not records:
+    if arguments.output is output_format.OutputFormat.TABLE and not records:
         pool = f" of pool {arguments.pool}" if arguments.pool else ""
-        print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
+        terminal.print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
         return 0
-    if arguments.output is OutputFormat.TABLE:
-        print_table(arguments.output, _COLUMNS, (_format_row(each, now) for each in records))
+    if arguments.output is output_format.OutputFormat.TABLE:
+        output_format.print_table(
+            arguments.output, _COLUMNS, (_format_row(each, now) for each in records)
+        )
         return 0
     items = [_describe_token(each, now) for each in records]
-    print_document(arguments.output, "AccessTokenList", {"items": items})
+    output_format.print_document(arguments.output, "AccessTokenList", {"items": items})
     return 0
 
 
@@ -269,12 +253,12 @@ def revoke_tokens(arguments: argparse.Namespace) -> int:
     )
 
     if not arguments.names and not arguments.expired:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot revoke tokens: expected the names of tokens, or --expired",
             remedy="list the names with: treenail-controller token list",
         )
-    expired_at = SystemClock().now() if arguments.expired else 0.0
-    with connect_cluster(arguments) as client:
+    expired_at = clocks.SystemClock().now() if arguments.expired else 0.0
+    with connect.connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
         revoked = store.change(partial(_revoke_in_book, arguments.names, expired_at))
         for record in revoked:
@@ -288,9 +272,9 @@ def revoke_tokens(arguments: argparse.Namespace) -> int:
 
 def print_token_pointer(arguments: argparse.Namespace) -> int:
     """Print a pointer config with the token of a file; raise `UsageError`."""
-    token = read_input(arguments.token_file).decode("ascii", "replace").strip()
-    if not read_name(token):
-        raise UsageError(
+    token = files.read_input(arguments.token_file).decode("ascii", "replace").strip()
+    if not tokens.read_name(token):
+        raise errors.UsageError(
             f"cannot read the token in {arguments.token_file:.200}: expected tn_NAME_SECRET",
             remedy="create one with: treenail-controller token create",
         )
@@ -303,22 +287,22 @@ def _check_new_token(arguments: argparse.Namespace) -> None:
     from treenail.provisioning.tokens.bootstrap_tokens import MAX_MACHINE_LENGTH, MAX_POOL_LENGTH
 
     if arguments.output == "user-data" and arguments.server is None:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot print user data: the URL of the config server is missing",
             remedy="give the address that new machines reach: --server https://HOST:22623",
         )
-    if not 1 <= arguments.uses <= MAX_USES:
-        raise UsageError(
-            f"cannot create a token for {arguments.uses} machines: expected at most {MAX_USES}",
+    if not 1 <= arguments.uses <= tokens.MAX_USES:
+        raise errors.UsageError(
+            f"cannot create a token for {arguments.uses} machines: expected at most {tokens.MAX_USES}",
             remedy="create several tokens, one for each rack or batch of machines",
         )
     if not 0 < arguments.ttl <= _MAX_TTL_S:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot create a token: expected a --ttl from 1s to 365d, found {arguments.ttl:.0f}s",
             remedy="leave --ttl out for 24 hours",
         )
     if arguments.machine and arguments.uses > 1:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot use --machine with --uses {arguments.uses}: a name is for one machine",
             remedy="leave one of the two out",
         )
@@ -330,7 +314,7 @@ def _check_new_token(arguments: argparse.Namespace) -> None:
 def _check_name(option: str, name: str, limit: int) -> None:
     """Raise `UsageError` for a name that no pool or Node has, or that no group can contain."""
     if not is_object_name(name) or len(name) > limit:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot create a token: expected a name of at most {limit} lower-case letters, "
             f"digits, dashes and dots in {option}, found {name!r:.80}",
             remedy="list the names with: kubectl get "
@@ -346,7 +330,7 @@ def _check_pool(client: "Client", pool: str) -> None:
     try:
         client.get(MACHINECONFIGPOOLS, pool)
     except NotFoundError as error:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot create a token: MachineConfigPool {pool:.80} does not exist",
             remedy="list the pools with: treenail-controller status",
         ) from error
@@ -356,12 +340,14 @@ def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore"
     # Imported late: user data need no cluster.
     from treenail.provisioning.tokens.token_store import TokenStore
 
-    return TokenStore(client, arguments.namespace, SystemClock())
+    return TokenStore(client, arguments.namespace, clocks.SystemClock())
 
 
-def _add_to_book(record: TokenRecord, book: TokenBook) -> tuple[TokenBook, None]:
+def _add_to_book(
+    record: tokens.TokenRecord, book: tokens.TokenBook
+) -> tuple[tokens.TokenBook, None]:
     if record.name in book.tokens:
-        raise ClusterError(
+        raise errors.ClusterError(
             f"cannot create a token: its random name {record.name} exists",
             remedy="run the command again",
         )
@@ -369,22 +355,22 @@ def _add_to_book(record: TokenRecord, book: TokenBook) -> tuple[TokenBook, None]
 
 
 def _revoke_in_book(
-    names: list[str], expired_at: float, book: TokenBook
-) -> tuple[TokenBook, tuple[TokenRecord, ...]]:
+    names: list[str], expired_at: float, book: tokens.TokenBook
+) -> tuple[tokens.TokenBook, tuple[tokens.TokenRecord, ...]]:
     for name in names:
         if name not in book.tokens:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot revoke token {name:.80}: no token has this name",
                 remedy="list the names with: treenail-controller token list",
             )
     expired = (each.name for each in book.tokens.values() if each.is_expired(expired_at))
     revoked = tuple(dict.fromkeys([*names, *expired]))
     kept = {name: each for name, each in book.tokens.items() if name not in revoked}
-    return TokenBook(kept), tuple(book.tokens[name] for name in revoked)
+    return tokens.TokenBook(kept), tuple(book.tokens[name] for name in revoked)
 
 
 def _format_pointer(arguments: argparse.Namespace, token: str) -> str:
-    authorities = b"" if arguments.ca is None else read_input(arguments.ca)
+    authorities = b"" if arguments.ca is None else files.read_input(arguments.ca)
     if arguments.spec < HEADERS_SINCE:
         print(
             "treenail-controller: warning: the token is part of the URL, which proxies may log; "
@@ -401,13 +387,17 @@ def _format_pointer(arguments: argparse.Namespace, token: str) -> str:
     return json.dumps(pointer, separators=(",", ":"))
 
 
-def _format_row(record: TokenRecord, now: float) -> tuple[str, ...]:
+def _format_row(record: tokens.TokenRecord, now: float) -> tuple[str, ...]:
     rest_s = record.expires - now
-    expires = f"in {format_duration(rest_s)}" if rest_s > 0 else f"{format_duration(-rest_s)} ago"
+    expires = (
+        f"in {terminal.format_duration(rest_s)}"
+        if rest_s > 0
+        else f"{terminal.format_duration(-rest_s)} ago"
+    )
     return (
         record.name,
         record.pool,
-        find_state(record, now),
+        tokens.find_state(record, now),
         f"{len(record.used)}/{record.uses}",
         expires,
         record.machine,
@@ -415,23 +405,23 @@ def _format_row(record: TokenRecord, now: float) -> tuple[str, ...]:
     )
 
 
-def _format_users(record: TokenRecord) -> Iterator[str]:
+def _format_users(record: tokens.TokenRecord) -> Iterator[str]:
     for use in record.used:
-        is_usual = use.state in (UseState.SENT, UseState.JOINED)
+        is_usual = use.state in (tokens.UseState.SENT, tokens.UseState.JOINED)
         yield use.address if is_usual else f"{use.address} ({use.state})"
 
 
-def _describe_token(record: TokenRecord, now: float) -> Mapping[str, object]:
+def _describe_token(record: tokens.TokenRecord, now: float) -> Mapping[str, object]:
     uses = [
-        {"address": use.address, "time": format_rfc3339(use.at), "state": use.state.value}
+        {"address": use.address, "time": clocks.format_rfc3339(use.at), "state": use.state.value}
         for use in record.used
     ]
     return {
         "name": record.name,
         "pool": record.pool,
-        "state": find_state(record, now),
+        "state": tokens.find_state(record, now),
         "uses": record.uses,
-        "expires": format_rfc3339(record.expires),
+        "expires": clocks.format_rfc3339(record.expires),
         **({"machine": record.machine} if record.machine else {}),
         "used": uses,
     }

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.api import documents
-from treenail.api.decode import Json
-from treenail.cli.terminal import HelpFormatter, format_examples
-from treenail.errors import FileError, UsageError
+from treenail import errors
+from treenail.api import decode, documents
+from treenail.cli import terminal
+from treenail.image.oci import signature
 from treenail.image.oci.documents import encode
-from treenail.image.oci.signature import make_policy, make_registry_settings
 from treenail.image.push_spec import parse_push_spec
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Print the public key, policy.json and a file of registries.d that make nodes "
         "require a signature for the images of one repository. Merge them with the files that "
         "nodes have.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "require signatures",
                 "treenail-controller trust --signing-key key.pem quay.io/example/os",
@@ -42,7 +41,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller trust --signing-key key.pem --role worker REPOSITORY",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "repository", metavar="REPOSITORY", help="REGISTRY/REPOSITORY that builds are pushed to"
@@ -80,9 +79,11 @@ def load_key(path: str) -> "SigningKey":
         with Path(path).open("rb") as file:
             content = file.read(_KEY_LIMIT + 1)
     except OSError as error:
-        raise FileError(f"cannot read the signing key {path}: {error.strerror}") from error
+        raise errors.FileError(f"cannot read the signing key {path}: {error.strerror}") from error
     if len(content) > _KEY_LIMIT:
-        raise FileError(f"cannot read the signing key {path}: it is longer than {_KEY_LIMIT} bytes")
+        raise errors.FileError(
+            f"cannot read the signing key {path}: it is longer than {_KEY_LIMIT} bytes"
+        )
     return load_signing_key(content)
 
 
@@ -91,12 +92,14 @@ def print_trust(arguments: argparse.Namespace) -> int:
     name = arguments.repository
     spec = parse_push_spec(f"{name}:tag", where="REPOSITORY")
     if f"{spec.registry}/{spec.repository}" != name:
-        raise UsageError(f"cannot use {name!r:.200}: expected REGISTRY/REPOSITORY without a tag")
+        raise errors.UsageError(
+            f"cannot use {name!r:.200}: expected REGISTRY/REPOSITORY without a tag"
+        )
     key = load_key(arguments.signing_key).public_key
     files = {
         _KEY: key.to_pem().decode(),
-        _POLICY: encode(make_policy(name, _KEY)).decode() + "\n",
-        _SETTINGS: make_registry_settings(name),
+        _POLICY: encode(signature.make_policy(name, _KEY)).decode() + "\n",
+        _SETTINGS: signature.make_registry_settings(name),
     }
     if arguments.role:
         sys.stdout.write(documents.dump_document(_make_machine_config(files, arguments.role)))
@@ -106,7 +109,7 @@ def print_trust(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _make_machine_config(files: Mapping[str, str], role: str) -> Json:
+def _make_machine_config(files: Mapping[str, str], role: str) -> decode.Json:
     entries = [
         {
             "path": path,

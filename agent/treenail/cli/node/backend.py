@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.codec import parse_json
-from treenail.errors import FileError, HostError
+from treenail import codec, errors
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
@@ -63,7 +62,7 @@ def is_composefs(machine: Machine) -> bool:
     command = [str(program), "status", "--json", "--format-version=1"]
     try:
         content = machine.unsandboxed.run_command(command, timeout_s=_STATUS_TIMEOUT_S)
-    except HostError as error:
+    except errors.HostError as error:
         log.info("bootc status failed: %s", error)
         return False
     return is_composefs(content)
@@ -95,7 +94,7 @@ def read_deployments(machine: Machine) -> DeploymentStatus:
     """Read the deployments with the back end of the agent; raise `HostError`."""
     if machine.root.prefix != Path("/") and not machine.files.has_entry("/proc/cmdline"):
         # The deployments on the bus are those of this host.
-        raise HostError("cannot read deployments: this directory was never booted")
+        raise errors.HostError("cannot read deployments: this directory was never booted")
     choice = choose_backend(_find_agent_backend(machine), machine.root)
     os = create_operating_system(choice, machine)
     deployments = os.read_deployments()
@@ -116,6 +115,6 @@ def read_agent_status(machine: Machine) -> object:
     """Return the document that the agent shows in this boot; None if it cannot be read."""
     try:
         content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        return parse_json(content or b"{}")
-    except (FileError, ValueError):
+        return codec.parse_json(content or b"{}")
+    except (errors.FileError, ValueError):
         return None

@@ -10,25 +10,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from treenail.cli.node.backend import read_agent_status
-from treenail.cli.node.local_machine import open_machine
-from treenail.cli.output_format import OutputFormat, print_document
-from treenail.cli.terminal import print_lines
+from treenail.cli import output_format, terminal
+from treenail.cli.node import backend, local_machine
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
 from treenail.host.machine import Machine
-from treenail.host.system.kernel import HostKernel
-from treenail.host.system.resources import handles_signal
-from treenail.host.system.state_file import Ledger
-from treenail.update.decision.user_requests import (
-    RequestKind,
-    UserRequest,
-    cancel_update,
-    explain_too_late,
-)
+from treenail.host.system import kernel, resources, state_file
+from treenail.update.decision import user_requests
+from treenail.update.state import ledger_record, phases
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import LedgerRecord, Moment, Target, UpdateRecord
-from treenail.update.state.phases import Phase
 
 # An idle agent answers within milliseconds; one that runs a step finishes the step first.
 _ANSWER_TIMEOUT_S = 30.0
@@ -39,7 +29,7 @@ _POLL_S = 0.1
 
 def print_cancel(arguments: argparse.Namespace) -> int:
     """Cancel the update in progress; raise `HostError` if there is none or it is too late."""
-    machine = open_machine(arguments.root)
+    machine = local_machine.open_machine(arguments.root)
     ledger = machine.ledger
     update = _read_record(ledger).update
     if update is None:
@@ -47,19 +37,21 @@ def print_cancel(arguments: argparse.Namespace) -> int:
             "cannot cancel: no update of this node is in progress", remedy="see: treenail status"
         )
     _refuse_late_cancel(update)
-    boot_id = HostKernel(machine.root).read_boot_id()
-    if not request_from_agent(machine, UserRequest(RequestKind.CANCEL, update.id)):
-        now = Moment(machine.clock.now(), boot_id, machine.clock.monotonic())
-        _change_record(ledger, lambda record: cancel_update(record, now))
+    boot_id = kernel.HostKernel(machine.root).read_boot_id()
+    if not request_from_agent(
+        machine, user_requests.UserRequest(user_requests.RequestKind.CANCEL, update.id)
+    ):
+        now = ledger_record.Moment(machine.clock.now(), boot_id, machine.clock.monotonic())
+        _change_record(ledger, lambda record: user_requests.cancel_update(record, now))
     # The agent may have requested the reboot before it read the request.
     after = _read_record(ledger).update
-    if after is not None and after.id == update.id and after.phase is not Phase.CANCELLING:
+    if after is not None and after.id == update.id and after.phase is not phases.Phase.CANCELLING:
         _refuse_late_cancel(after)
     if arguments.json:
         content = {"cancelled": update.id, "target": _build_target_document(update.target)}
-        print_document(OutputFormat.JSON, "Cancellation", content)
+        output_format.print_document(output_format.OutputFormat.JSON, "Cancellation", content)
         return 0
-    print_lines(
+    terminal.print_lines(
         [
             f"cancelled the update to {update.target}; the node is being restored",
             "the target is quarantined; to try it again, run: treenail retry",
@@ -70,23 +62,23 @@ def print_cancel(arguments: argparse.Namespace) -> int:
 
 def print_retry(arguments: argparse.Namespace) -> int:
     """Lift the quarantine; raise `HostError` if no target is quarantined."""
-    machine = open_machine(arguments.root)
+    machine = local_machine.open_machine(arguments.root)
     quarantined = _read_record(machine.ledger).quarantined
     if quarantined is None:
         raise HostError("nothing to retry: no target is quarantined", remedy="see: treenail status")
-    if not request_from_agent(machine, UserRequest(RequestKind.RETRY)):
+    if not request_from_agent(machine, user_requests.UserRequest(user_requests.RequestKind.RETRY)):
         _change_record(machine.ledger, _lift_quarantine)
     if arguments.json:
         retried = {"retried": _build_target_document(quarantined.target)}
-        print_document(OutputFormat.JSON, "Retry", retried)
+        output_format.print_document(output_format.OutputFormat.JSON, "Retry", retried)
         return 0
-    print_lines(
+    terminal.print_lines(
         [f"lifted the quarantine of {quarantined.target}; it is tried again if still requested"]
     )
     return 0
 
 
-def request_from_agent(machine: Machine, request: UserRequest) -> bool:
+def request_from_agent(machine: Machine, request: user_requests.UserRequest) -> bool:
     """Send the request to the agent and wait for its answer; return False if no agent runs.
 
     Raises `HostError` if the agent does not answer.
@@ -98,7 +90,7 @@ def request_from_agent(machine: Machine, request: UserRequest) -> bool:
     requests.write_request(request)
     # SIGUSR1 ends an agent that just starts, and other commands that hold the lock. On a full disk
     # the PID is unknown, and a signal to process 0 would end this command and its callers.
-    can_signal = handles_signal(pid, signal.SIGUSR1)
+    can_signal = resources.handles_signal(pid, signal.SIGUSR1)
     if can_signal:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
@@ -121,23 +113,26 @@ def request_from_agent(machine: Machine, request: UserRequest) -> bool:
 
 def _read_activity(machine: Machine) -> str:
     """Return the activity that the agent shows; empty if it shows none."""
-    match read_agent_status(machine):
+    match backend.read_agent_status(machine):
         case {"activity": str(activity)}:
             return activity
         case _:
             return ""
 
 
-def _change_record(ledger: Ledger, change: Callable[[LedgerRecord], LedgerRecord]) -> None:
+def _change_record(
+    ledger: state_file.Ledger,
+    change: Callable[[ledger_record.LedgerRecord], ledger_record.LedgerRecord],
+) -> None:
     """Change the record as the agent would; the lock keeps an agent from starting."""
     with ledger.hold_lock():
         ledger.write_document(records.to_json(change(_read_record(ledger))))
 
 
-def _lift_quarantine(record: LedgerRecord) -> LedgerRecord:
+def _lift_quarantine(record: ledger_record.LedgerRecord) -> ledger_record.LedgerRecord:
     """Return the record without its quarantine; a rollback in progress needs it."""
     update, quarantined = record.update, record.quarantined
-    if update is not None and update.phase is Phase.ROLLING_BACK and quarantined is not None:
+    if update is not None and update.phase is phases.Phase.ROLLING_BACK and quarantined is not None:
         raise HostError(
             f"cannot retry {quarantined.target}: the node is still leaving it ({update.phase}), "
             "and no agent runs",
@@ -146,13 +141,13 @@ def _lift_quarantine(record: LedgerRecord) -> LedgerRecord:
     return replace(record, quarantined=None)
 
 
-def _read_record(ledger: Ledger) -> LedgerRecord:
+def _read_record(ledger: state_file.Ledger) -> ledger_record.LedgerRecord:
     return records.from_json(ledger.read_document())
 
 
-def _refuse_late_cancel(update: UpdateRecord) -> None:
+def _refuse_late_cancel(update: ledger_record.UpdateRecord) -> None:
     """Raise `HostError` if the update can no longer be cancelled."""
-    sentence = explain_too_late(update)
+    sentence = user_requests.explain_too_late(update)
     if sentence:
         raise HostError(
             f"cannot cancel the update: {sentence}",
@@ -160,5 +155,5 @@ def _refuse_late_cancel(update: UpdateRecord) -> None:
         )
 
 
-def _build_target_document(target: Target) -> dict[str, str]:
+def _build_target_document(target: ledger_record.Target) -> dict[str, str]:
     return {"config": target.config, "image": target.image}

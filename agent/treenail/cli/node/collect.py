@@ -17,33 +17,18 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__
+from treenail import __version__, clocks, codec, errors, process
 from treenail.api.decode import Fields
+from treenail.cli import output_format, terminal
 from treenail.cli.files import create_private_file
-from treenail.cli.node import plan, status
-from treenail.cli.node.local_machine import open_machine
-from treenail.cli.node.own_node import connect_own_node, plan_node
-from treenail.cli.output_format import OutputFormat, build_document, format_document
-from treenail.cli.terminal import print_lines
-from treenail.clocks import Clock, format_rfc3339
-from treenail.codec import parse_json
-from treenail.config.redact import (
-    format_redacted_document,
-    format_redacted_lines,
-    format_redacted_text,
-    redact_line,
-    truncate_start,
-)
+from treenail.cli.node import local_machine, own_node, plan, status
+from treenail.config import redact
 from treenail.daemon.agent_settings import SETTINGS_FILE
-from treenail.daemon.configuration import mcd_state
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
-from treenail.errors import CommandError, FileError, TreenailError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail.daemon.configuration import inspect, mcd_state
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
+from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
-from treenail.host.system.state_file import LEDGER_PATH, STATE_DIRECTORY
-from treenail.process import ProgramRunner
 
 STDOUT = "-"
 MAX_PART_BYTES = 2 * 1024 * 1024
@@ -71,15 +56,15 @@ class Bundle:
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document."""
-        self._add_part(name, lambda: format_redacted_document(read()))
+        self._add_part(name, lambda: redact.format_redacted_document(read()))
 
     def add_text(self, name: str, read: Callable[[], str]) -> None:
         """Add a text; redact also secrets that span several lines."""
-        self._add_part(name, lambda: format_redacted_text(read()))
+        self._add_part(name, lambda: redact.format_redacted_text(read()))
 
     def add_lines(self, name: str, read: Callable[[], str]) -> None:
         """Add independent lines, such as journal records; redact line by line."""
-        self._add_part(name, lambda: format_redacted_lines(read()))
+        self._add_part(name, lambda: redact.format_redacted_lines(read()))
 
     def write_archive(self, path: str) -> None:
         """Write the archive with mode 0600; raise `FileError` if the file exists."""
@@ -94,10 +79,10 @@ class Bundle:
     def _add_part(self, name: str, read: Callable[[], bytes]) -> None:
         try:
             content = read()
-        except (TreenailError, ValueError, RecursionError, OSError) as error:
-            self._missing[name] = redact_line(str(error) or type(error).__name__)
+        except (errors.TreenailError, ValueError, RecursionError, OSError) as error:
+            self._missing[name] = redact.redact_line(str(error) or type(error).__name__)
             return
-        self._parts[name] = truncate_start(content, MAX_PART_BYTES)
+        self._parts[name] = redact.truncate_start(content, MAX_PART_BYTES)
 
     def _pack_archive(self) -> bytes:
         index = {"parts": sorted(self._parts), "missing": self._missing}
@@ -129,9 +114,9 @@ _MAX_FILES_LISTED = 500
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the bundle, and print its path and its missing parts."""
-    machine = open_machine(arguments.root)
+    machine = local_machine.open_machine(arguments.root)
     clock = machine.clock
-    moment = format_rfc3339(clock.now()).replace(":", "")
+    moment = clocks.format_rfc3339(clock.now()).replace(":", "")
     name = f"treenail-{socket.gethostname()}-{moment}"
     path = arguments.output or f"{name}.tar.gz"
     bundle = Bundle(name=name, now=clock.now())
@@ -140,14 +125,18 @@ def main(arguments: argparse.Namespace) -> int:
     # With -o - the archive is on the standard output.
     stream = sys.stderr if path == STDOUT else sys.stdout
     if arguments.json:
-        document = build_document(
+        document = output_format.build_document(
             "Collection",
             {"file": path, "parts": list(bundle.part_names), "missing": bundle.missing},
         )
-        print(format_document(OutputFormat.JSON, document), end="", file=stream)
+        print(
+            output_format.format_document(output_format.OutputFormat.JSON, document),
+            end="",
+            file=stream,
+        )
         return 0
     count = len(bundle.part_names)
-    print_lines(
+    terminal.print_lines(
         [
             *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
             f"{path}: {count} parts, secrets withheld; read it before you share it",
@@ -166,8 +155,8 @@ def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
     bundle.add_document("boot.json", partial(_read_boot, kernel))
     bundle.add_document("status.json", partial(status.collect_status, machine, config))
     bundle.add_document("live.json", partial(_read_document, files, status.STATUS_PATH))
-    bundle.add_document("ledger.json", partial(_read_document, files, LEDGER_PATH))
-    bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))
+    bundle.add_document("ledger.json", partial(_read_document, files, state_file.LEDGER_PATH))
+    bundle.add_document("managed.json", partial(_read_document, files, inspect.OWNERSHIP_FILE))
     bundle.add_text("settings.toml", partial(_read_settings, root, config))
     bundle.add_lines("kernel-arguments", lambda: "\n".join(kernel.read_command_line()))
     bundle.add_document("disks.json", partial(_measure_disks, root))
@@ -182,7 +171,7 @@ def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
         bundle.add_lines(f"journal/{unit}", partial(_read_journal, programs, root, unit))
 
 
-def _read_versions(kernel: HostKernel, clock: Clock) -> Json:
+def _read_versions(kernel: HostKernel, clock: clocks.Clock) -> Json:
     return {
         "treenail": __version__,
         "python": platform.python_version(),
@@ -190,7 +179,7 @@ def _read_versions(kernel: HostKernel, clock: Clock) -> Json:
         "machine": platform.machine(),
         "osRelease": kernel.read_os_release(),
         "ostree": kernel.is_ostree_booted(),
-        "collectedAt": format_rfc3339(clock.now()),
+        "collectedAt": clocks.format_rfc3339(clock.now()),
     }
 
 
@@ -198,27 +187,27 @@ def _read_boot(kernel: HostKernel) -> Json:
     booted_at = kernel.read_boot_time()
     return {
         "id": kernel.read_boot_id(),
-        "at": None if booted_at is None else format_rfc3339(booted_at),
+        "at": None if booted_at is None else clocks.format_rfc3339(booted_at),
         "fips": kernel.is_fips_enabled(),
     }
 
 
-def _read_document(files: HostFiles, path: str) -> object:
+def _read_document(files: atomic_files.HostFiles, path: str) -> object:
     content = files.read_file(path)
     if content is None:
-        raise FileError(f"{path} does not exist")
-    return parse_json(content)
+        raise errors.FileError(f"{path} does not exist")
+    return codec.parse_json(content)
 
 
-def _read_settings(root: Root, config: str | None) -> str:
+def _read_settings(root: root_directory.Root, config: str | None) -> str:
     path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError as error:
-        raise FileError(f"{path} does not exist: the agent uses the defaults") from error
+        raise errors.FileError(f"{path} does not exist: the agent uses the defaults") from error
 
 
-def _measure_disks(root: Root) -> Json:
+def _measure_disks(root: root_directory.Root) -> Json:
     found: Json = {}
     for name in _MOUNT_PATHS:
         path = root.resolve_path(name)
@@ -228,10 +217,10 @@ def _measure_disks(root: Root) -> Json:
     return found
 
 
-def _list_files(root: Root) -> list[Json]:
+def _list_files(root: root_directory.Root) -> list[Json]:
     """List files of treenail and the Machine Config Daemon: names, modes, sizes, no contents."""
     entries: list[Json] = []
-    for folder in (STATE_DIRECTORY, mcd_state.DIRECTORY):
+    for folder in (state_file.STATE_DIRECTORY, mcd_state.DIRECTORY):
         for path in sorted(root.resolve_path(folder).rglob("*")):
             if len(entries) == _MAX_FILES_LISTED:
                 return [*entries, {"path": "more files not listed"}]
@@ -242,7 +231,7 @@ def _list_files(root: Root) -> list[Json]:
                     "mode": stat.filemode(status.st_mode),
                     "owner": f"{status.st_uid}:{status.st_gid}",
                     "bytes": status.st_size,
-                    "changed": format_rfc3339(status.st_mtime),
+                    "changed": clocks.format_rfc3339(status.st_mtime),
                 }
             )
     return entries
@@ -256,7 +245,7 @@ def _read_deployments(machine: Machine) -> Json:
 
 
 def _plan_this_node(machine: Machine, config: str | None) -> Json:
-    found, notes = plan_node(machine, config, None)
+    found, notes = own_node.plan_node(machine, config, None)
     return {**plan.build_plan_document(found), "notes": list(notes)}
 
 
@@ -266,15 +255,15 @@ def _find_drift(machine: Machine, config: str | None) -> object:
     return build_drift_documents(machine, config)
 
 
-def _read_bootc_status(programs: ProgramRunner) -> object:
-    return parse_json(
+def _read_bootc_status(programs: process.ProgramRunner) -> object:
+    return codec.parse_json(
         programs.run_command(["bootc", "status", "--json"], timeout_s=_PROGRAM_TIMEOUT_S)
     )
 
 
 def _read_own_node(machine: Machine, config: str | None) -> Json:
     """Read the parts of the Node that concern treenail."""
-    with connect_own_node(machine, config) as node:
+    with own_node.connect_own_node(machine, config) as node:
         fields = Fields.from_json(node.read_node(), "Node")
     metadata, spec = fields.get_object("metadata"), fields.get_object("spec")
     annotations = metadata.get_object("annotations").values
@@ -290,12 +279,12 @@ def _read_own_node(machine: Machine, config: str | None) -> Json:
     }
 
 
-def _list_failed_units(programs: ProgramRunner) -> str:
+def _list_failed_units(programs: process.ProgramRunner) -> str:
     argv = ["systemctl", "list-units", "--failed", "--plain", "--no-legend", "--no-pager"]
     return programs.run_command(argv, timeout_s=_PROGRAM_TIMEOUT_S).decode("utf-8", "replace")
 
 
-def _read_journal(programs: ProgramRunner, root: Root, unit: str) -> str:
+def _read_journal(programs: process.ProgramRunner, root: root_directory.Root, unit: str) -> str:
     """Read the last journal records of a unit, as many as fit."""
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--since", _JOURNAL_SINCE, "--unit", unit]
@@ -304,11 +293,11 @@ def _read_journal(programs: ProgramRunner, root: Root, unit: str) -> str:
     for lines in _JOURNAL_LINE_LIMITS[:-1]:
         try:
             return _read_journal_lines(programs, argv, lines)
-        except CommandError:
+        except errors.CommandError:
             continue
     return _read_journal_lines(programs, argv, _JOURNAL_LINE_LIMITS[-1])
 
 
-def _read_journal_lines(programs: ProgramRunner, argv: list[str], lines: int) -> str:
+def _read_journal_lines(programs: process.ProgramRunner, argv: list[str], lines: int) -> str:
     output = programs.run_command([*argv, "--lines", str(lines)], timeout_s=_PROGRAM_TIMEOUT_S)
     return output.decode("utf-8", "replace")

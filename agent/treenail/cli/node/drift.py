@@ -11,26 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail import codec, errors
 from treenail.api.ignition.model import Contents
 from treenail.api.machineconfig import MachineConfig
-from treenail.cli.node.local_machine import create_unit_states, load_node_settings, open_machine
-from treenail.cli.output import EXIT_ATTENTION
-from treenail.cli.output_format import print_output
-from treenail.cli.terminal import Painter, VerbatimLine, create_painter
-from treenail.codec import encode_parts, parse_json
-from treenail.config.drift_comparison import Drift, DriftAttribute, compute_expected_entries
+from treenail.cli import output, output_format, terminal
+from treenail.cli.node import local_machine
+from treenail.config import drift_comparison, wanted_state
 from treenail.config.image_content import ImageSplit
-from treenail.config.wanted_state import WantedOS, read_wanted_state
-from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
+from treenail.daemon.configuration import config_cache, inspect
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.inspect import open_booted_tree
-from treenail.errors import ConfigError, FileError, HostError, UnreachableError, UsageError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
-from treenail.update.drift.drift_policy import BOOT_ATTRIBUTES, DriftReaction, format_drift_remedy
+from treenail.update.drift import drift_policy
+from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import Target
 
 if TYPE_CHECKING:
     from treenail.config.redact import FileDiff
@@ -43,9 +38,9 @@ _MAX_CONFIG_BYTES = 64 * 1024 * 1024
 Json = dict[str, object]
 
 _REACTION_TEXTS = {
-    DriftReaction.REPORT: "reported",
-    DriftReaction.REPAIR: "repaired by the agent",
-    DriftReaction.BLOCK: "blocks updates",
+    drift_policy.DriftReaction.REPORT: "reported",
+    drift_policy.DriftReaction.REPAIR: "repaired by the agent",
+    drift_policy.DriftReaction.BLOCK: "blocks updates",
 }
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
@@ -54,26 +49,26 @@ _MAX_FILE_BYTES = 64 * 1024 * 1024
 class ReportedDrift:
     """A drift, the configured reaction, and the diff from expected to actual contents."""
 
-    drift: Drift
-    reaction: DriftReaction
+    drift: drift_comparison.Drift
+    reaction: drift_policy.DriftReaction
     diff: "FileDiff | None" = None
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print drift, or repair it; return 3 if something has drifted."""
-    inspector = _DriftInspector(open_machine(arguments.root), arguments.config)
+    inspector = _DriftInspector(local_machine.open_machine(arguments.root), arguments.config)
     found = inspector.find_drifts()
     if arguments.repair:
         inspector.repair_drifts(_choose_drifts(found, arguments.repair))
         found = inspector.find_drifts()
         remaining = [each for each in found if each.drift.subject in arguments.repair]
         if remaining:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot repair drift: {'; '.join(str(each.drift) for each in remaining)}",
                 remedy="read the cause in: journalctl -u treenail",
             )
-    paint = create_painter(sys.stdout, os.environ)
-    print_output(
+    paint = terminal.create_painter(sys.stdout, os.environ)
+    output_format.print_output(
         arguments.output,
         kind="Drift",
         content=lambda: {
@@ -82,7 +77,7 @@ def main(arguments: argparse.Namespace) -> int:
         },
         lines=lambda: format_drifts(found, inspector.current, paint),
     )
-    return EXIT_ATTENTION if found else 0
+    return output.EXIT_ATTENTION if found else 0
 
 
 def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:
@@ -90,7 +85,9 @@ def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:
     return [*map(_build_document, _DriftInspector(machine, config).find_drifts())]
 
 
-def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painter) -> Iterator[str]:
+def format_drifts(
+    found: Sequence[ReportedDrift], current: ledger_record.Target, paint: terminal.Painter
+) -> Iterator[str]:
     """Format drift for users."""
     if not found:
         yield f"no drift: the machine matches {current.config}"
@@ -100,7 +97,7 @@ def format_drifts(found: Sequence[ReportedDrift], current: Target, paint: Painte
         if each.diff is None:
             continue
         for line in each.diff.lines:
-            yield VerbatimLine(f"    {paint(line, line[:1])}")
+            yield terminal.VerbatimLine(f"    {paint(line, line[:1])}")
         if each.diff.note:
             yield f"    ({each.diff.note})"
 
@@ -109,7 +106,7 @@ class OfflineCluster:
     """A cluster that is never reachable: drift needs only configs that this machine stores."""
 
     def fetch_machine_config(self, name: str) -> MachineConfig:
-        raise UnreachableError(f"this machine stores no copy of {name}")
+        raise errors.UnreachableError(f"this machine stores no copy of {name}")
 
 
 class _DriftInspector:
@@ -119,7 +116,7 @@ class _DriftInspector:
         self._machine = machine
         self._files = machine.files
         self._is_running = machine.root.prefix == Path("/")
-        self._policy = load_node_settings(machine.root, config).drift.policy
+        self._policy = local_machine.load_node_settings(machine.root, config).drift.policy
         self.current = records.from_json(machine.ledger.read_document()).current
         if self.current.config:
             self._split, self._expected = self._read_node_config()
@@ -127,15 +124,15 @@ class _DriftInspector:
             self._split, self._expected = self._read_once_config()
 
     def _read_node_config(self) -> tuple[ImageSplit, ExpectedState]:
-        image = open_booted_tree(self._machine.root)
-        configs = NodeConfigs(
-            ConfigCache(self._files, OfflineCluster()),
+        image = inspect.open_booted_tree(self._machine.root)
+        configs = config_cache.NodeConfigs(
+            config_cache.ConfigCache(self._files, OfflineCluster()),
             lambda wanted: read_image_content(image, wanted),
         )
         split = configs.load_split(self.current)
         expected = configs.load_expected(self.current)
         if split is None or expected is None:
-            raise HostError(
+            raise errors.HostError(
                 f"cannot check drift: this machine stores no copy of {self.current.config}",
                 remedy="start the agent, which fetches it: systemctl start treenail",
             )
@@ -145,17 +142,17 @@ class _DriftInspector:
         """Read the config of the last ``treenail once``, without the OS part, which it skipped."""
         config = read_stored_config(self._files)
         if config is None:
-            raise HostError(
+            raise errors.HostError(
                 "cannot check drift: no config of this machine is recorded",
                 remedy="start the agent, or apply a config: treenail once FILE",
             )
-        self.current = Target(config.name or "the config of treenail once")
-        desired = replace(read_wanted_state(config), os=WantedOS())
+        self.current = ledger_record.Target(config.name or "the config of treenail once")
+        desired = replace(wanted_state.read_wanted_state(config), os=wanted_state.WantedOS())
         return ImageSplit(desired), ExpectedState.from_wanted(desired)
 
     def find_drifts(self) -> list[ReportedDrift]:
         """Find all drift, sorted by path."""
-        states = create_unit_states(self._machine, is_running=self._is_running)
+        states = local_machine.create_unit_states(self._machine, is_running=self._is_running)
         check = DriftCheck(self._machine, states)
         found = check.check_everything(self._expected, self._read_booted_state())
         return [
@@ -164,7 +161,7 @@ class _DriftInspector:
             for drift in found[subject]
         ]
 
-    def repair_drifts(self, drifts: Sequence[Drift]) -> None:
+    def repair_drifts(self, drifts: Sequence[drift_comparison.Drift]) -> None:
         """Repair drift through the agent, or directly if no agent runs."""
         # Imported late: comparing needs no steps.
         from treenail.cli.node.cancel import request_from_agent
@@ -187,7 +184,7 @@ class _DriftInspector:
     def _read_booted_state(self) -> BootedState:
         try:
             arguments = self._machine.kernel.read_command_line()
-        except FileError:
+        except errors.FileError:
             if self._is_running:
                 raise
             # A directory tree was never booted: the deployments on the bus are those of this host.
@@ -197,20 +194,20 @@ class _DriftInspector:
 
         try:
             booted = read_deployments(self._machine).booted
-        except HostError:
+        except errors.HostError:
             return BootedState(arguments)
         if booted is None:
             return BootedState(arguments)
         digests = frozenset((booted.digest, booted.list_digest))
         return BootedState(arguments, frozenset(booted.requested_packages), digests)
 
-    def _diff_contents(self, drift: Drift) -> "FileDiff | None":
-        if drift.attribute is not DriftAttribute.CONTENTS:
+    def _diff_contents(self, drift: drift_comparison.Drift) -> "FileDiff | None":
+        if drift.attribute is not drift_comparison.DriftAttribute.CONTENTS:
             return None
         # Imported late: compiling the patterns of secrets takes 5 ms.
         from treenail.config.redact import compute_redacted_diff
 
-        entry = compute_expected_entries(self._split.wanted)[drift.subject]
+        entry = drift_comparison.compute_expected_entries(self._split.wanted)[drift.subject]
         contents = entry.contents or ""
         old = contents.decode_bytes() if isinstance(contents, Contents) else contents.encode()
         new = self._files.read_file(drift.subject, limit=_MAX_FILE_BYTES)
@@ -218,19 +215,21 @@ class _DriftInspector:
         return compute_redacted_diff(old, new, path=drift.subject, mode=mode)
 
 
-def _choose_drifts(found: Sequence[ReportedDrift], paths: Sequence[str]) -> list[Drift]:
+def _choose_drifts(
+    found: Sequence[ReportedDrift], paths: Sequence[str]
+) -> list[drift_comparison.Drift]:
     known = {each.drift.subject for each in found}
     for path in paths:
         if path not in known:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot repair {path}: it has not drifted", remedy="see: treenail drift"
             )
     chosen = [each.drift for each in found if each.drift.subject in paths]
     for drift in chosen:
-        if drift.attribute in BOOT_ATTRIBUTES:
-            raise UsageError(
+        if drift.attribute in drift_policy.BOOT_ATTRIBUTES:
+            raise errors.UsageError(
                 f"cannot repair {drift.subject}: only a reboot changes it",
-                remedy=format_drift_remedy([drift]),
+                remedy=drift_policy.format_drift_remedy([drift]),
             )
     return chosen
 
@@ -256,7 +255,7 @@ def encode_config(config: MachineConfig) -> Iterator[bytes]:
     treenail drift does not compare these.
     """
     sections = {name: each for name, each in (config.config or {}).items() if name != "passwd"}
-    yield from encode_parts(replace(config, config=sections or None).to_json())
+    yield from codec.encode_parts(replace(config, config=sections or None).to_json())
 
 
 def has_stored_config(files: HostFiles) -> bool:
@@ -271,9 +270,9 @@ def read_stored_config(files: HostFiles) -> MachineConfig | None:
     if content is None:
         return None
     try:
-        return MachineConfig.from_json(parse_json(content))
-    except (ValueError, ConfigError) as error:
-        raise HostError(
+        return MachineConfig.from_json(codec.parse_json(content))
+    except (ValueError, errors.ConfigError) as error:
+        raise errors.HostError(
             f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
             remedy="write it again: treenail once FILE",
         ) from error

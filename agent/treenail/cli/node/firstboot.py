@@ -7,32 +7,21 @@ import signal
 import sys
 import threading
 
+from treenail import clocks, errors
 from treenail import log as journal
+from treenail.cli.node import local_machine, run_probes
 from treenail.cli.node.backend import (
     STATUS_PATH,
     BackendChoice,
     choose_backend,
     create_operating_system,
 )
-from treenail.cli.node.local_machine import (
-    create_inspector_and_runner,
-    create_unit_states,
-    load_agent_settings,
-)
-from treenail.cli.node.run_probes import create_preflight
-from treenail.clocks import SystemClock
-from treenail.daemon.agent_settings import AgentSettings, ImageFiles
+from treenail.daemon import agent_settings, firstboot, firstboot_verifier, interfaces
 from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.image_content import DeploymentImages
+from treenail.daemon.configuration import drift, image_content
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.firstboot import FirstBootInterfaces, FirstBootRunner, record_start
-from treenail.daemon.firstboot_verifier import FirstBootVerifier
-from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
-from treenail.errors import FileError
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import Root
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.system.kernel import HostKernel
@@ -47,10 +36,10 @@ def main(arguments: argparse.Namespace) -> int:
 
     systemd restarts the command after an error (Restart=on-failure).
     """
-    root = Root(arguments.root or "/")
+    root = root_directory.Root(arguments.root or "/")
     # Before the settings: a start that fails on them counts too.
-    is_restart = record_start(HostFiles(root))
-    settings = load_agent_settings(arguments)
+    is_restart = firstboot.record_start(atomic_files.HostFiles(root))
+    settings = local_machine.load_agent_settings(arguments)
     if "JOURNAL_STREAM" in os.environ:
         # The unit connects standard error to the journal and the console, so that a person who
         # installs the machine sees why it does not join yet.
@@ -60,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
             root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
         )
     limits = TransactionLimits(settings.limits.stage_s, settings.limits.stall_s)
-    machine = Machine(root, clock=SystemClock(), limits=limits)
+    machine = Machine(root, clock=clocks.SystemClock(), limits=limits)
     if not machine.kernel.is_ostree_booted():
         log.info("%s is not booted from OSTree; nothing to do", root.prefix)
         return 0
@@ -68,7 +57,7 @@ def main(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with machine.ledger.hold_lock():
-        can_join = FirstBootRunner(
+        can_join = firstboot.FirstBootRunner(
             machine.files,
             _create_interfaces(machine, settings),
             image=settings.firstboot.image,
@@ -79,16 +68,18 @@ def main(arguments: argparse.Namespace) -> int:
     return 0 if can_join else EXIT_STOPPED
 
 
-def _create_interfaces(machine: Machine, settings: AgentSettings) -> FirstBootInterfaces:
+def _create_interfaces(
+    machine: Machine, settings: agent_settings.AgentSettings
+) -> firstboot.FirstBootInterfaces:
     choice = choose_backend(settings.backend, machine.root)
     backend = create_operating_system(choice, machine)
-    return FirstBootInterfaces(
+    return firstboot.FirstBootInterfaces(
         os=backend,
         power=machine.logind,
         # Without a count of soft reboots: only full reboots happen before the machine has joined.
         kernel=HostKernel(machine.root),
         credentials=PullSecrets(machine.root, machine.files, settings),
-        preflight=create_preflight(machine, backend, settings.preflight, choice.backend),
+        preflight=run_probes.create_preflight(machine, backend, settings.preflight, choice.backend),
         services=machine.systemd,
         verifier=_create_verifier(machine, backend, settings),
         clock=machine.clock,
@@ -97,15 +88,15 @@ def _create_interfaces(machine: Machine, settings: AgentSettings) -> FirstBootIn
 
 
 def _create_verifier(
-    machine: Machine, backend: OSBackend, settings: AgentSettings
-) -> FirstBootVerifier:
-    return FirstBootVerifier(
+    machine: Machine, backend: interfaces.OSBackend, settings: agent_settings.AgentSettings
+) -> firstboot_verifier.FirstBootVerifier:
+    return firstboot_verifier.FirstBootVerifier(
         machine.files,
-        DeploymentImages(machine, backend),
-        NodeConfiguration(*create_inspector_and_runner(machine, is_running=True)),
-        DriftCheck(machine, create_unit_states(machine, is_running=True)),
+        image_content.DeploymentImages(machine, backend),
+        NodeConfiguration(*local_machine.create_inspector_and_runner(machine, is_running=True)),
+        drift.DriftCheck(machine, local_machine.create_unit_states(machine, is_running=True)),
         policy=settings.drift.policy,
-        has_files_in_image=settings.image_files is ImageFiles.BAKED,
+        has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,
     )
 
 
@@ -113,7 +104,7 @@ def _create_status_file(machine: Machine, choice: BackendChoice) -> StatusFile:
     def write_status(content: bytes) -> None:
         try:
             machine.files.write_file(STATUS_PATH, content, mode=0o644)
-        except FileError as error:
+        except errors.FileError as error:
             log.debug("cannot write the status: %s", error)
 
     # The Node does not exist yet.

@@ -4,27 +4,22 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from treenail.api.decode import Fields, load_json
-from treenail.api.machineconfig import MachineConfig
+from treenail import errors
+from treenail.api import decode, machineconfig
+from treenail.cli import output_format
 from treenail.cli.files import read_machine_config
-from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
-from treenail.cli.node.own_node import connect_own_node
-from treenail.cli.output_format import OutputFormat, print_document
+from treenail.cli.node import local_machine, own_node
 from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted_state import read_wanted_state
-from treenail.daemon.configuration.config_cache import DIRECTORY
+from treenail.daemon.configuration import config_cache, inspect, mcd_handback, mcd_state
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.inspect import MachineInspector, open_booted_tree
 from treenail.daemon.configuration.machine import plan_machine_steps
-from treenail.daemon.configuration.mcd_handback import hand_back_node
-from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
-from treenail.errors import DriftError, TreenailError, UsageError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
-from treenail.update.handback import check_handback, compute_handback_annotations
+from treenail.update import handback
+from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import Target
-from treenail.update.steps.step_types import BackUpEntry, ConfigStep, RecordOwnership
+from treenail.update.steps import step_types
 
 AnnotationChanges = dict[str, str | None]
 _MAX_STEPS_SHOWN = 5
@@ -33,22 +28,22 @@ _MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
 def main(arguments: argparse.Namespace) -> int:
     """Hand the node over; refuse, before any change, a machine that the MCD would degrade."""
-    machine = open_machine(arguments.root)
+    machine = local_machine.open_machine(arguments.root)
     root, ledger = machine.root, machine.ledger
     with ledger.hold_lock():
         record = records.from_json(ledger.read_document())
-        check_handback(record)
+        handback.check_handback(record)
         config = _read_current_config(arguments.file, machine.files, record.current.config)
-        inspector, runner = create_inspector_and_runner(
+        inspector, runner = local_machine.create_inspector_and_runner(
             machine, is_running=root.prefix == Path("/")
         )
         runner.undo.ensure_none_interrupted()
         _refuse_drift(_find_differing_steps(machine, inspector, config, record.current))
-        paths = hand_back_node(root, config, record.current)
+        paths = mcd_handback.hand_back_node(root, config, record.current)
     changes, problem = _annotate_node(machine, arguments.config, record.current)
     if arguments.json:
         document = {"files": list(paths), "annotations": changes, "problem": problem}
-        print_document(OutputFormat.JSON, "Handback", document)
+        output_format.print_document(output_format.OutputFormat.JSON, "Handback", document)
         return 0
     print(f"handed over to the Machine Config Daemon: {record.current}")
     print("\n".join(f"  {path}" for path in paths))
@@ -64,23 +59,25 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read_current_config(config_file: str | None, files: HostFiles, name: str) -> MachineConfig:
+def _read_current_config(
+    config_file: str | None, files: HostFiles, name: str
+) -> machineconfig.MachineConfig:
     """Read the current config from the file, or from the copy on this machine."""
     if config_file is not None:
         config = read_machine_config(config_file)
         if config.name != name:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot use {config_file}: expected {name}, the config of this node, "
                 f"found {config.name}"
             )
         return config
-    for path in (f"{DIRECTORY}/{name}.json", CURRENT_CONFIG):
+    for path in (f"{config_cache.DIRECTORY}/{name}.json", mcd_state.CURRENT_CONFIG):
         content = files.read_file(path, limit=_MAX_CONFIG_BYTES)
         if content is not None:
-            config = MachineConfig.from_json(load_json(content, where=path))
+            config = machineconfig.MachineConfig.from_json(decode.load_json(content, where=path))
             if config.name == name:
                 return config
-    raise UsageError(
+    raise errors.UsageError(
         f"cannot hand over: this machine stores no copy of {name}",
         remedy=f"fetch it: kubectl get machineconfig {name} -o json > FILE; "
         "then run: treenail handback FILE",
@@ -89,22 +86,26 @@ def _read_current_config(config_file: str | None, files: HostFiles, name: str) -
 
 def _find_differing_steps(
     machine: Machine,
-    inspector: MachineInspector,
-    config: MachineConfig,
-    current: Target,
-) -> tuple[ConfigStep, ...]:
+    inspector: inspect.MachineInspector,
+    config: machineconfig.MachineConfig,
+    current: ledger_record.Target,
+) -> tuple[step_types.ConfigStep, ...]:
     """Find the steps that change files; none if the machine matches its config."""
     wanted = read_wanted_state(config)
     split = ImageSplit(wanted)
     if current.image:
-        content = read_image_content(open_booted_tree(machine.root), wanted)
+        content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
         split = compare_with_image(wanted, content)
     steps = plan_machine_steps(inspector, split.wanted, config.name, split.provided).steps
     # Backups and the ownership record change no file that the MCD compares.
-    return tuple(step for step in steps if not isinstance(step, BackUpEntry | RecordOwnership))
+    return tuple(
+        step
+        for step in steps
+        if not isinstance(step, step_types.BackUpEntry | step_types.RecordOwnership)
+    )
 
 
-def _refuse_drift(differing_steps: Sequence[ConfigStep]) -> None:
+def _refuse_drift(differing_steps: Sequence[step_types.ConfigStep]) -> None:
     if differing_steps:
         shown = "; ".join(map(str, differing_steps[:_MAX_STEPS_SHOWN]))
         more = (
@@ -112,28 +113,28 @@ def _refuse_drift(differing_steps: Sequence[ConfigStep]) -> None:
             if len(differing_steps) > _MAX_STEPS_SHOWN
             else ""
         )
-        raise DriftError(
+        raise errors.DriftError(
             f"cannot hand over: the machine differs from its config: {shown}{more}",
             remedy="repair it first: treenail drift --repair PATH",
         )
 
 
 def _annotate_node(
-    machine: Machine, config: str | None, current: Target
+    machine: Machine, config: str | None, current: ledger_record.Target
 ) -> tuple[AnnotationChanges, str]:
     """Annotate the Node; return the changes and, if they are still to make, the cause."""
     found: Mapping[str, str] = {}
     try:
-        with connect_own_node(machine, config) as node:
+        with own_node.connect_own_node(machine, config) as node:
             found = (
-                Fields.from_json(node.read_node(), "Node")
+                decode.Fields.from_json(node.read_node(), "Node")
                 .get_object("metadata")
                 .get_text_map("annotations")
             )
-            changes = compute_handback_annotations(found, current)
+            changes = handback.compute_handback_annotations(found, current)
             node.annotate_node(changes)
-    except TreenailError as error:
-        return compute_handback_annotations(found, current), str(error)
+    except errors.TreenailError as error:
+        return handback.compute_handback_annotations(found, current), str(error)
     return changes, ""
 
 

@@ -5,15 +5,10 @@ import os
 import sys
 from collections.abc import Iterator
 
+from treenail.cli import output_format, terminal
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.output_format import print_output
-from treenail.cli.terminal import (
-    Painter,
-    create_painter,
-    format_duration,
-    format_time,
-)
 from treenail.clocks import format_rfc3339
+from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
 from treenail.update.state.history import (
     DisruptionHistory,
@@ -21,14 +16,13 @@ from treenail.update.state.history import (
     list_causes,
     summarize_history,
 )
-from treenail.update.state.ledger_record import PastUpdate, Target, UpdateOutcome
 
 Json = dict[str, object]
 
 _OUTCOME_COLOURS = {
-    UpdateOutcome.DONE: "+",
-    UpdateOutcome.CANCELLED: "~",
-    UpdateOutcome.FAILED: "-",
+    ledger_record.UpdateOutcome.DONE: "+",
+    ledger_record.UpdateOutcome.CANCELLED: "~",
+    ledger_record.UpdateOutcome.FAILED: "-",
 }
 
 
@@ -36,8 +30,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the last updates, newest first."""
     record = records.from_json(open_machine(arguments.root).ledger.read_document())
     shown = record.history[: arguments.number]
-    paint = create_painter(sys.stdout, os.environ)
-    print_output(
+    paint = terminal.create_painter(sys.stdout, os.environ)
+    output_format.print_output(
         arguments.output,
         kind="UpdateHistory",
         content=lambda: {"items": [_build_document(past) for past in shown]},
@@ -46,19 +40,21 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[str]:
+def format_history(
+    history: tuple[ledger_record.PastUpdate, ...], paint: terminal.Painter
+) -> Iterator[str]:
     """Format updates for users."""
     if not history:
         yield "the ledger contains no update of this node"
     for past in history:
         outcome = paint(past.outcome, _OUTCOME_COLOURS.get(past.outcome, "-"))
-        duration = format_duration(past.ended - past.began)
-        yield f"{format_time(past.began)}  {outcome} after {duration}"
+        duration = terminal.format_duration(past.ended - past.began)
+        yield f"{terminal.format_time(past.began)}  {outcome} after {duration}"
         yield f"    from {_format_target(past.origin)}"
         yield f"    to   {_format_target(past.target)}"
         if past.phase_seconds:
             phases = ", ".join(
-                f"{phase} {format_duration(seconds)}"
+                f"{phase} {terminal.format_duration(seconds)}"
                 for phase, seconds in past.phase_seconds.items()
             )
             yield f"    {phases}"
@@ -68,13 +64,13 @@ def format_history(history: tuple[PastUpdate, ...], paint: Painter) -> Iterator[
             yield "    the reboot was a soft reboot: it kept the kernel"
         yield from (f"    {reason}" for reason in list_causes(past.reasons))
         for failed in past.failed_tries:
-            yield f"    failed at {format_time(failed.at)}: {failed.error}"
+            yield f"    failed at {terminal.format_time(failed.at)}: {failed.error}"
         if past.failure:
             yield f"    {past.outcome}: {past.failure}"
         yield f"    journalctl TREENAIL_UPDATE={past.id}"
 
 
-def _build_document(past: PastUpdate) -> Json:
+def _build_document(past: ledger_record.PastUpdate) -> Json:
     return {
         "id": past.id,
         "from": {"config": past.origin.config, "image": past.origin.image},
@@ -93,7 +89,7 @@ def _build_document(past: PastUpdate) -> Json:
     }
 
 
-def _format_target(target: Target) -> str:
+def _format_target(target: ledger_record.Target) -> str:
     config = target.config or "nothing"
     return f"{config}, {target.image}" if target.image else config
 
@@ -104,7 +100,7 @@ def print_why(arguments: argparse.Namespace) -> int:
     record = records.from_json(machine.ledger.read_document())
     booted_at = machine.kernel.read_boot_time()
     found = summarize_history(record, booted_at=booted_at)
-    print_output(
+    output_format.print_output(
         arguments.output,
         kind="DisruptionReasons",
         content=lambda: _build_why_document(found, booted_at),
@@ -123,7 +119,7 @@ def format_explanation(found: DisruptionHistory, booted_at: float | None) -> Ite
         yield "the ledger contains no drain or reboot by treenail"
     if booted_at is None:
         return
-    at = format_time(booted_at)
+    at = terminal.format_time(booted_at)
     if found.boot is None:
         yield f"the machine was booted at {at}, for no recorded update"
     elif found.boot != found.last:
@@ -131,7 +127,7 @@ def format_explanation(found: DisruptionHistory, booted_at: float | None) -> Ite
 
 
 def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
-    yield f"{title}, started {format_time(update.began)}"
+    yield f"{title}, started {terminal.format_time(update.began)}"
     yield f"    from {update.origin}"
     yield f"    to   {update.target}"
     yield from (f"    {reason}" for reason in list_causes(update.reasons))

@@ -13,41 +13,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from treenail import __version__
+from treenail import __version__, errors, loading
+from treenail.cli import output, output_format, terminal
 from treenail.cli.argument_parser import CommandParser
-from treenail.cli.output import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    guard_output,
-    run_with_output,
-)
-from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.errors import HostError, TreenailError, UsageError
-from treenail.loading import load_modules
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    with guard_output():
-        return run_with_output(lambda: _run_command_line(arguments), _print_error)
+    with output.guard_output():
+        return output.run_with_output(lambda: _run_command_line(arguments), _print_error)
 
 
 def _run_command_line(arguments: list[str] | None) -> int:
     parsed = create_parser().parse_command_line(arguments)
     try:
         return _load_command(parsed.module)(parsed)
-    except UsageError as error:
-        return _print_error(error, EXIT_USAGE)
-    except TreenailError as error:
-        return _print_error(error, EXIT_FAILED)
+    except errors.UsageError as error:
+        return _print_error(error, output.EXIT_USAGE)
+    except errors.TreenailError as error:
+        return _print_error(error, output.EXIT_FAILED)
     except MemoryError:
-        return _print_error(HostError("the command cannot allocate memory"), EXIT_FAILED)
+        return _print_error(
+            errors.HostError("the command cannot allocate memory"), output.EXIT_FAILED
+        )
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return output.EXIT_INTERRUPTED
 
 
 def _load_command(module: str) -> Command:
@@ -58,23 +50,23 @@ def _load_command(module: str) -> Command:
         if module in sys.modules:
             found = sys.modules[module]
         else:
-            with load_modules():
+            with loading.load_modules():
                 found = import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot run this command: {error.name} is not installed",
             remedy="install the package that contains it",
         ) from error
     return cast("Command", getattr(found, name or "main"))
 
 
-def _print_error(error: TreenailError, code: int) -> int:
+def _print_error(error: errors.TreenailError, code: int) -> int:
     remedy = error.remedy
     if not remedy and os.geteuid() != 0 and os.strerror(errno.EACCES) in str(error):
         remedy = "run the command as root, for example with sudo"
     lines = [f"treenail: {error}", *([f"  {remedy}"] if remedy else [])]
     # Deeper than the remedy.
-    print_lines(lines, sys.stderr, hanging_columns=4)
+    terminal.print_lines(lines, sys.stderr, hanging_columns=4)
     return code
 
 
@@ -84,11 +76,11 @@ def create_parser() -> CommandParser:
         prog="treenail",
         description="Keep this node at the OS image and the configuration that its cluster "
         "requests.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("show the state of this node", "treenail status"),
             ("show what the next update changes, and why", "treenail plan"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"treenail {__version__}")
     # Without prog argparse formats the usage, for which it imports shutil.
@@ -126,8 +118,8 @@ def _add_command(
         name,
         help=summary,
         description=description,
-        epilog=format_examples(*examples),
-        formatter_class=HelpFormatter,
+        epilog=terminal.format_examples(*examples),
+        formatter_class=terminal.HelpFormatter,
     )
 
 
@@ -191,7 +183,7 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     status.set_defaults(module="treenail.cli.node.status")
     _add_root(status)
     _add_config(status)
-    add_format_arguments(status, TEXT_FORMATS)
+    output_format.add_format_arguments(status, output_format.TEXT_FORMATS)
 
 
 def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -229,7 +221,7 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     _add_root(plan)
     _add_config(plan)
-    add_format_arguments(plan, TEXT_FORMATS)
+    output_format.add_format_arguments(plan, output_format.TEXT_FORMATS)
 
 
 def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -254,7 +246,7 @@ def _add_drift(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     _add_root(drift)
     _add_config(drift)
-    add_format_arguments(drift, TEXT_FORMATS)
+    output_format.add_format_arguments(drift, output_format.TEXT_FORMATS)
 
 
 def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -268,7 +260,7 @@ def _add_why(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     why.set_defaults(module="treenail.cli.node.history:print_why")
     _add_root(why)
-    add_format_arguments(why, TEXT_FORMATS)
+    output_format.add_format_arguments(why, output_format.TEXT_FORMATS)
 
 
 def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -293,7 +285,7 @@ def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         help="show at most N updates (default: 5)",
     )
     _add_root(history)
-    add_format_arguments(history, TEXT_FORMATS)
+    output_format.add_format_arguments(history, output_format.TEXT_FORMATS)
 
 
 def _add_cancel(commands: "argparse._SubParsersAction[CommandParser]") -> None:

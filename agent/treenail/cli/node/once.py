@@ -11,21 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.api.machineconfig import DEFAULT_KERNEL, MachineConfig
-from treenail.cli.files import read_machine_config
-from treenail.cli.node.drift import ONCE_CONFIG_PATH, encode_config, has_stored_config
-from treenail.cli.node.local_machine import create_inspector_and_runner, open_machine
-from treenail.cli.output import EXIT_ATTENTION, flush_output
-from treenail.cli.output_format import OutputFormat, print_document
-from treenail.cli.terminal import print_lines
-from treenail.config.image_content import ImageSplit
-from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail import errors
+from treenail.api import machineconfig
+from treenail.cli import files, output, output_format, terminal
+from treenail.cli.node import drift, local_machine
+from treenail.config import image_content, wanted_state
 from treenail.daemon.configuration.machine import (
     NodeConfiguration,
     RecoveryOutcome,
     recover_interrupted,
 )
-from treenail.errors import IgnitionError, LedgerError
 from treenail.host.machine import Machine
 from treenail.update.steps.step_types import ConfigStep, StoreConfig
 
@@ -70,8 +65,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _apply_file(arguments: argparse.Namespace) -> int:
-    machine = open_machine(arguments.root)
-    config = read_machine_config(arguments.file)
+    machine = local_machine.open_machine(arguments.root)
+    config = files.read_machine_config(arguments.file)
     is_running = machine.root.prefix == Path("/") and not arguments.no_services
     result = apply_once(config, machine, is_running=is_running)
     try:
@@ -81,30 +76,36 @@ def _apply_file(arguments: argparse.Namespace) -> int:
             due = "; to activate it, run: systemctl reboot" if result.needs_reboot else ""
             print(f"treenail: applied the config{due}", file=sys.stderr)
         raise
-    return EXIT_ATTENTION if result.needs_reboot else 0
+    return output.EXIT_ATTENTION if result.needs_reboot else 0
 
 
 def _print_result(result: OnceResult, *, is_json: bool) -> None:
     if is_json:
-        print_document(OutputFormat.JSON, "AppliedConfig", _build_document(result))
+        output_format.print_document(
+            output_format.OutputFormat.JSON, "AppliedConfig", _build_document(result)
+        )
     else:
-        print_lines(_format_result(result))
-    flush_output()
+        terminal.print_lines(_format_result(result))
+    output.flush_output()
 
 
-def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> OnceResult:
+def apply_once(
+    config: machineconfig.MachineConfig, machine: Machine, *, is_running: bool
+) -> OnceResult:
     """Apply the config below the root; reload and restart services if ``is_running``.
 
     Raises `ConfigError` before any change, and `StepError` after an undo of all changes.
     """
-    wanted = read_wanted_state(config)
+    wanted = wanted_state.read_wanted_state(config)
     _refuse_included_configs(config)
     skipped = tuple(_find_skipped_parts(config, wanted))
     with machine.ledger.hold_lock():
-        inspector, runner = create_inspector_and_runner(machine, is_running=is_running)
+        inspector, runner = local_machine.create_inspector_and_runner(
+            machine, is_running=is_running
+        )
         recovery = recover_interrupted(runner)
         if runner.pending.find_owner():
-            raise LedgerError(
+            raise errors.LedgerError(
                 f"cannot apply the config: the agent updates {machine.root.prefix}",
                 remedy="wait for it, or run: treenail cancel",
             )
@@ -114,11 +115,11 @@ def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> 
             _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
         )
         # Without a step the stored config is the same, and writing a large one takes seconds.
-        needs_copy = steps or not has_stored_config(machine.files)
-        copy = (StoreConfig(ONCE_CONFIG_PATH, lambda: encode_config(config)),)
+        needs_copy = steps or not drift.has_stored_config(machine.files)
+        copy = (StoreConfig(drift.ONCE_CONFIG_PATH, lambda: drift.encode_config(config)),)
         try:
             configuration.apply_steps(
-                (*copy, *steps) if needs_copy else (), ImageSplit(wanted), config.name
+                (*copy, *steps) if needs_copy else (), image_content.ImageSplit(wanted), config.name
             )
         except KeyboardInterrupt:
             recover_interrupted(runner)
@@ -127,7 +128,7 @@ def apply_once(config: MachineConfig, machine: Machine, *, is_running: bool) -> 
 
 
 def _add_service_steps(
-    wanted: WantedState, steps: tuple[ConfigStep, ...]
+    wanted: wanted_state.WantedState, steps: tuple[ConfigStep, ...]
 ) -> "tuple[tuple[ConfigStep, ...], ConfigDisruption]":
     """Add the reloads and restarts of services; also return the disruption."""
     # Imported late: a directory has no services.
@@ -144,13 +145,18 @@ def _add_service_steps(
     return steps, disruption
 
 
-def _find_skipped_parts(config: MachineConfig, wanted: WantedState) -> Iterator[str]:
+def _find_skipped_parts(
+    config: machineconfig.MachineConfig, wanted: wanted_state.WantedState
+) -> Iterator[str]:
     """Find the parts of the config that are no files, units or users."""
     for name, value in (
         ("osImageURL", _redact_text(wanted.os.image)),
         ("baseOSExtensionsContainerImage", _redact_text(wanted.os.extensions_image)),
         ("kernelArguments", " ".join(map(_redact_text, wanted.os.kernel_arguments))),
-        ("kernelType", "" if wanted.os.kernel_type == DEFAULT_KERNEL else wanted.os.kernel_type),
+        (
+            "kernelType",
+            "" if wanted.os.kernel_type == machineconfig.DEFAULT_KERNEL else wanted.os.kernel_type,
+        ),
         ("extensions", ", ".join(sorted(wanted.os.extensions))),
         ("fips", "true" if wanted.os.fips else ""),
     ):
@@ -174,14 +180,14 @@ def _get_users(document: Json) -> list[Json]:
     return (section.get("users") if isinstance(section, dict) else None) or []
 
 
-def _refuse_included_configs(config: MachineConfig) -> None:
+def _refuse_included_configs(config: machineconfig.MachineConfig) -> None:
     """Raise `IgnitionError` for a config that includes others: it is incomplete without them."""
     document = config.config or {}
     section = document.get("ignition")
     others = section.get("config") if isinstance(section, dict) else None
     for name, value in others.items() if isinstance(others, dict) else ():
         if _has_values(value):
-            raise IgnitionError(
+            raise errors.IgnitionError(
                 f"cannot apply spec.config.ignition.config.{name}: other configs are not fetched",
                 remedy="put their contents into this config",
             )

@@ -8,13 +8,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from treenail import codec, errors
 from treenail.api import annotations as key
-from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy, DisruptionPolicy
-from treenail.api.machineconfig import MachineConfig
+from treenail.api import disruptionpolicy, machineconfig, object_meta
 from treenail.api.node import Node
-from treenail.api.object_meta import ObjectMeta
-from treenail.cli.node.local_machine import create_inspector_and_runner, load_node_settings
-from treenail.codec import parse_json
+from treenail.cli.node import local_machine
 from treenail.config.image_content import (
     ImageSplit,
     assume_provided,
@@ -22,20 +20,17 @@ from treenail.config.image_content import (
     make_missing_error,
 )
 from treenail.config.wanted_state import read_wanted_state
-from treenail.daemon.agent_settings import DrainMode, ImageFiles, RebootMode
-from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon import agent_settings
+from treenail.daemon.configuration import config_cache, inspect
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.inspect import open_booted_tree
 from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.reconcile.observe import summarize_deployments
-from treenail.errors import ClusterError, HostError, NotFoundError, UsageError
 from treenail.host.machine import Machine
-from treenail.kube.resources import MACHINECONFIGS, MACHINECONFIGURATIONS, NODES
-from treenail.update.impact.os_change import RunningOS, compute_os_change
-from treenail.update.impact.preview import MachinePlan, Preview, preview_update
+from treenail.kube import resources
+from treenail.update.impact import os_change, preview
+from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import LedgerRecord, Target
-from treenail.update.steps.step_types import BackUpEntry, RecordOwnership
+from treenail.update.steps import step_types
 
 if TYPE_CHECKING:
     from treenail.kube.api_client import Client
@@ -52,27 +47,29 @@ class OwnNode:
         self._client = client
         self.name = name
 
-    def machine_config(self, name: str) -> MachineConfig:
+    def machine_config(self, name: str) -> machineconfig.MachineConfig:
         """Fetch a MachineConfig; raise also `ConfigError`."""
-        return MachineConfig.from_json(self._client.get(MACHINECONFIGS, name))
+        return machineconfig.MachineConfig.from_json(
+            self._client.get(resources.MACHINECONFIGS, name)
+        )
 
-    def fetch_policy(self) -> DisruptionPolicy:
+    def fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
         """Fetch the node disruption policy of the cluster, or return the default policy."""
         try:
-            return ClusterDisruptionPolicy.from_json(
-                self._client.get(MACHINECONFIGURATIONS, "cluster")
+            return disruptionpolicy.ClusterDisruptionPolicy.from_json(
+                self._client.get(resources.MACHINECONFIGURATIONS, "cluster")
             ).policy
-        except NotFoundError:
-            return DEFAULT_POLICY
+        except errors.NotFoundError:
+            return disruptionpolicy.DEFAULT_POLICY
 
     def read_node(self) -> Json:
         """Fetch the Node."""
-        return self._client.get(NODES, self.name)
+        return self._client.get(resources.NODES, self.name)
 
     def annotate_node(self, changes: Mapping[str, str | None]) -> None:
         """Set these annotations; None removes one."""
         body: Json = {"metadata": {"annotations": dict(changes)}}
-        self._client.patch(NODES, self.name, body)
+        self._client.patch(resources.NODES, self.name, body)
 
 
 @contextmanager
@@ -83,7 +80,7 @@ def connect_own_node(machine: Machine, config: str | None) -> Iterator[OwnNode]:
     from treenail.kube.transport.kubeconfig import read_kubeconfig
     from treenail.kube.transport.native import HttpTransport
 
-    settings = load_node_settings(machine.root, config)
+    settings = local_machine.load_node_settings(machine.root, config)
     connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
     with closing(HttpTransport(connection, machine.clock)) as transport:
         yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), settings.node_name)
@@ -93,19 +90,19 @@ T = TypeVar("T")
 
 
 def plan_node(
-    machine: Machine, config: str | None, policy: DisruptionPolicy | None
-) -> tuple[Preview, tuple[str, ...]]:
+    machine: Machine, config: str | None, policy: disruptionpolicy.DisruptionPolicy | None
+) -> tuple[preview.Preview, tuple[str, ...]]:
     """Plan the next update of this node; also return notes on what the plan does not consider.
 
     Works without the API server for configs that the agent has read before. Raises `UsageError`
     and `HostError` if a config is missing.
     """
-    settings = load_node_settings(machine.root, config)
-    has_files_in_image = settings.image_files is ImageFiles.BAKED
+    settings = local_machine.load_node_settings(machine.root, config)
+    has_files_in_image = settings.image_files is agent_settings.ImageFiles.BAKED
     record = records.from_json(machine.ledger.read_document())
     target = read_desired_target(machine, record)
     if not target.config:
-        raise UsageError(
+        raise errors.UsageError(
             "cannot plan: the desired target of this node is not known",
             remedy="start the agent, which reads it: systemctl start treenail",
         )
@@ -119,7 +116,7 @@ def plan_node(
         )
     new = sources.find_config(target.config)
     if new is None:
-        raise HostError(
+        raise errors.HostError(
             f"cannot plan: this machine stores no copy of {target.config}, and the API server is "
             "unreachable",
             remedy="plan between two files instead: treenail plan OLD NEW",
@@ -130,17 +127,20 @@ def plan_node(
         sources.notes.append(
             f"this machine stores no copy of {current.config}: its files are not considered"
         )
-    old = old or MachineConfig(metadata=ObjectMeta(name=current.config))
+    old = old or machineconfig.MachineConfig(metadata=object_meta.ObjectMeta(name=current.config))
     machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
     if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
         error = make_missing_error(target.config, target.image, machine_plan.split.missing)
         sources.notes.append(f"the agent will reject the update: {error}; {error.remedy}")
     if machine_plan is not None and target == current:
         # Drift alone starts no update; the drift policy decides about it.
-        if any(not isinstance(step, BackUpEntry | RecordOwnership) for step in machine_plan.steps):
+        if any(
+            not isinstance(step, step_types.BackUpEntry | step_types.RecordOwnership)
+            for step in machine_plan.steps
+        ):
             sources.notes.append("something has drifted; see: treenail drift")
         machine_plan = None
-    found = preview_update(
+    found = preview.preview_update(
         old,
         new,
         policy or sources.find_policy(),
@@ -148,18 +148,24 @@ def plan_node(
         has_files_in_image=has_files_in_image,
         machine=machine_plan,
     )
-    if settings.reboot is RebootMode.AUTO and found.needs_reboot and found.can_keep_kernel:
+    if (
+        settings.reboot is agent_settings.RebootMode.AUTO
+        and found.needs_reboot
+        and found.can_keep_kernel
+    ):
         sources.notes.append(
             "the reboot is a soft reboot, of user space only, if kernel and initramfs stay the same"
         )
-    if found.needs_drain and settings.drain is DrainMode.NEVER:
+    if found.needs_drain and settings.drain is agent_settings.DrainMode.NEVER:
         sources.notes.append(
             'the setting drain is "never": drain the node yourself before the update'
         )
     return found, tuple(sources.notes)
 
 
-def read_desired_target(machine: Machine, record: LedgerRecord) -> Target:
+def read_desired_target(
+    machine: Machine, record: ledger_record.LedgerRecord
+) -> ledger_record.Target:
     """Return the desired target that the agent read last."""
     from treenail.cli.node.status import STATUS_PATH
 
@@ -167,9 +173,9 @@ def read_desired_target(machine: Machine, record: LedgerRecord) -> Target:
         return record.update.target
     content = machine.files.read_file(STATUS_PATH)
     with suppress(ValueError):
-        match parse_json(content or b"{}"):
+        match codec.parse_json(content or b"{}"):
             case {"desired": {"config": config, "image": image}}:
-                return Target(str(config), str(image))
+                return ledger_record.Target(str(config), str(image))
             case _:
                 pass
     return record.quarantined.target if record.quarantined else record.current
@@ -187,12 +193,12 @@ class _PlanSources:
         self._unreachable_reason = ""
         self.notes: list[str] = []
 
-    def find_config(self, name: str) -> MachineConfig | None:
+    def find_config(self, name: str) -> machineconfig.MachineConfig | None:
         """Return the stored or the fetched config; None if neither is available."""
-        cached = ConfigCache(self._machine.files, self).read_cached(name)
+        cached = config_cache.ConfigCache(self._machine.files, self).read_cached(name)
         return cached or self._query_cluster(lambda: self.fetch_machine_config(name))
 
-    def fetch_machine_config(self, name: str) -> MachineConfig:
+    def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
         """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
         with connect_own_node(self._machine, self._config) as node:
             return node.machine_config(name)
@@ -200,22 +206,26 @@ class _PlanSources:
     def must_image_have_files(self, *, default: bool) -> bool:
         """Return whether the image must contain the files: by the Node, or by the settings."""
         chosen = self._query_cluster(self._fetch_image_files)
-        return chosen == ImageFiles.BAKED if chosen in set(ImageFiles) else default
+        return (
+            chosen == agent_settings.ImageFiles.BAKED
+            if chosen in set(agent_settings.ImageFiles)
+            else default
+        )
 
-    def find_policy(self) -> DisruptionPolicy:
+    def find_policy(self) -> disruptionpolicy.DisruptionPolicy:
         """Return the policy of the cluster, or the default policy with a note."""
         found = self._query_cluster(self._fetch_policy)
         if found is None:
             self.notes.append(
                 f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
             )
-        return found or DEFAULT_POLICY
+        return found or disruptionpolicy.DEFAULT_POLICY
 
     def _fetch_image_files(self) -> str:
         with connect_own_node(self._machine, self._config) as node:
             return Node.from_json(node.read_node()).annotations.get(key.IMAGE_FILES, "")
 
-    def _fetch_policy(self) -> DisruptionPolicy:
+    def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
         with connect_own_node(self._machine, self._config) as node:
             return node.fetch_policy()
 
@@ -224,47 +234,47 @@ class _PlanSources:
             return None
         try:
             return query()
-        except (ClusterError, UsageError) as error:
+        except (errors.ClusterError, errors.UsageError) as error:
             self._unreachable_reason = str(error)
             return None
 
 
 def _inspect_machine(
     machine: Machine,
-    old: MachineConfig,
-    new: MachineConfig,
-    target: Target,
+    old: machineconfig.MachineConfig,
+    new: machineconfig.MachineConfig,
+    target: ledger_record.Target,
     notes: list[str],
-) -> MachinePlan | None:
+) -> preview.MachinePlan | None:
     """Plan the steps for this machine; add a note if it cannot be inspected."""
     wanted = read_wanted_state(new)
     try:
         running = _read_running_os(machine)
-        change = compute_os_change(
+        change = os_change.compute_os_change(
             read_wanted_state(old).os, wanted.os, running, image=target.image
         )
-    except HostError as error:
+    except errors.HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         change = None
     split = ImageSplit(wanted)
     try:
-        inspector, _ = create_inspector_and_runner(
+        inspector, _ = local_machine.create_inspector_and_runner(
             machine, is_running=machine.root.prefix == Path("/")
         )
         if target.image and (change is None or change.image):
             split = assume_provided(wanted)
         elif target.image:
-            content = read_image_content(open_booted_tree(machine.root), wanted)
+            content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
             split = compare_with_image(wanted, content)
         steps = plan_machine_steps(inspector, split.wanted, new.name, split.provided).steps
-    except HostError as error:
+    except errors.HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None
     is_image_booted = bool(target.image) and change is not None and not change.image
-    return MachinePlan(steps, change, split if is_image_booted else None)
+    return preview.MachinePlan(steps, change, split if is_image_booted else None)
 
 
-def _read_running_os(machine: Machine) -> RunningOS:
+def _read_running_os(machine: Machine) -> os_change.RunningOS:
     from treenail.cli.node.backend import read_deployments
 
     return summarize_deployments(

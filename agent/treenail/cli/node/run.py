@@ -9,70 +9,36 @@ import sys
 import threading
 from contextlib import closing, suppress
 
+from treenail import allocator, clocks, errors
 from treenail import log as journal
-from treenail.allocator import limit_allocator, release_freed_memory
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.cli.node.backend import (
-    STATUS_PATH,
-    BackendChoice,
-    choose_backend,
-    create_operating_system,
-    create_pins,
-    is_composefs,
-)
-from treenail.cli.node.local_machine import (
-    create_inspector_and_runner,
-    create_unit_states,
-    load_agent_settings,
-    open_machine,
-)
-from treenail.cli.node.run_probes import create_health_checks, create_preflight
+from treenail.cli.node import backend, local_machine, run_probes
 from treenail.cli.output import EXIT_UNMANAGEABLE
-from treenail.clocks import SystemClock
-from treenail.daemon.agent_settings import AgentSettings, DrainMode, ImageFiles, RebootMode
-from treenail.daemon.cluster.controller_config import ControllerConfigSync
-from treenail.daemon.cluster.node_client import NodeClient
-from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
-from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
-from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftRepairer
-from treenail.daemon.configuration.image_content import DeploymentImages
-from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
-from treenail.daemon.configuration.trust_store import TrustStore
-from treenail.daemon.interfaces import OSBackend
-from treenail.daemon.local.metrics import NodeMetrics
-from treenail.daemon.local.requests import RequestFile
-from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.crash_counter import CrashCounter, record_clean_stop
-from treenail.daemon.reconcile.loop import START_EXTENSION_S, LoopTiming, ReconcileLoop, Wakeup
-from treenail.daemon.reconcile.observe import Observer
-from treenail.errors import (
-    BusError,
-    ClusterError,
-    FileError,
-    ForbiddenError,
-    HostError,
-    LedgerError,
-    TreenailError,
-    UnreachableError,
+from treenail.daemon import agent_settings
+from treenail.daemon.cluster import controller_config, node_client, pull_secrets
+from treenail.daemon.configuration import (
+    config_cache,
+    drift,
+    drift_repair,
+    image_content,
+    mcd_state,
+    path_watcher,
+    trust_store,
 )
+from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.interfaces import OSBackend
+from treenail.daemon.local import metrics, requests, status_file
+from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import BackendSetting, TransactionLimits
+from treenail.host.ostree import backends
 from treenail.host.system.state_file import Ledger
+from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
-from treenail.host.systemd.logind import Logind
-from treenail.host.systemd.system_bus import SystemBus
-from treenail.kube.api_client import Client, Json
-from treenail.kube.event_recorder import EventRecorder
-from treenail.kube.resources import CONTROLLERCONFIGS, NODES
-from treenail.kube.transport.kubeconfig import read_kubeconfig
-from treenail.kube.transport.native import HttpTransport
+from treenail.kube import api_client, event_recorder, resources
+from treenail.kube.transport import kubeconfig, native
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.log import MessageId
 from treenail.update.status import format_reason
@@ -87,10 +53,10 @@ _MEMORY_REMEDY = (
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; return after a signal, or at once on a host that it cannot manage."""
-    limit_allocator()
+    allocator.limit_allocator()
     bus_process = BusProcess(os.environ)
     # It loads gi while this process reads settings and ledger.
-    with suppress(BusError):  # the first call starts it again, and reports the cause
+    with suppress(errors.BusError):  # the first call starts it again, and reports the cause
         bus_process.start()
     try:
         return run_agent(arguments, bus_process)
@@ -107,38 +73,40 @@ def run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
     """
     try:
         return _run_agent(arguments, bus_process)
-    except BusError as error:
+    except errors.BusError as error:
         _report_end(arguments, error)
         raise
     except MemoryError:
         pass  # its frames hold what needs the memory, until here
-    lack = HostError("cannot continue: the agent cannot allocate memory", remedy=_MEMORY_REMEDY)
+    lack = errors.HostError(
+        "cannot continue: the agent cannot allocate memory", remedy=_MEMORY_REMEDY
+    )
     _report_end(arguments, lack)
     raise lack
 
 
 def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
-    bus = SystemBus(service=bus_process)
-    if _roll_back_after_crashes(open_machine(arguments.root, bus), arguments):
+    bus = system_bus.SystemBus(service=bus_process)
+    if _roll_back_after_crashes(local_machine.open_machine(arguments.root, bus), arguments):
         return 0
-    settings = load_agent_settings(arguments)
+    settings = local_machine.load_agent_settings(arguments)
     root = Root(settings.root)
     journal.configure_logging(
         root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
     )
     machine = Machine(
         root,
-        clock=SystemClock(),
+        clock=clocks.SystemClock(),
         bus=bus,
         heartbeat=lambda: machine.notifier.notify_watchdog(),  # noqa: PLW0108 - not bound yet
-        limits=TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
+        limits=backends.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
     )
     if not machine.kernel.is_ostree_booted():
         return _report_unmanaged_host(machine)
     with machine.ledger.hold_lock():
         exit_code = Agent(settings, machine, machine.ledger, bus_process).run()
         if exit_code == 0:
-            record_clean_stop(machine.crash_record)
+            crash_counter.record_clean_stop(machine.crash_record)
         return exit_code
 
 
@@ -146,7 +114,7 @@ def _report_unmanaged_host(machine: Machine) -> int:
     """Log why the agent ends on a host that was not booted from OSTree."""
     # systemd counts a Type=notify service that exits before READY=1 as failed, and restarts it.
     machine.notifier.notify_ready()
-    if is_composefs(machine):
+    if backend.is_composefs(machine):
         log.error(
             "cannot manage %s: bootc uses its composefs back end, which has no OSTree deployments "
             "to stage, pin and roll back to",
@@ -165,17 +133,17 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
     socket_path = machine.root.resolve_path(journal.JOURNAL_SOCKET)
     journal.configure_logging(socket_path, level=logging.INFO, stream=sys.stderr)
 
-    def create_interfaces() -> tuple[OSBackend, Logind, NodeConfiguration]:
-        machine.notifier.extend_start_timeout(START_EXTENSION_S)
-        inspector, runner = create_inspector_and_runner(machine, is_running=True)
-        choice = choose_backend(BackendSetting.AUTO, machine.root)
-        os = create_operating_system(choice, machine)
+    def create_interfaces() -> tuple[OSBackend, logind.Logind, NodeConfiguration]:
+        machine.notifier.extend_start_timeout(loop.START_EXTENSION_S)
+        inspector, runner = local_machine.create_inspector_and_runner(machine, is_running=True)
+        choice = backend.choose_backend(backends.BackendSetting.AUTO, machine.root)
+        os = backend.create_operating_system(choice, machine)
         return os, machine.logind, NodeConfiguration(inspector, runner)
 
     if not machine.kernel.is_ostree_booted():
         return False
     with machine.ledger.hold_lock():
-        counter = CrashCounter(
+        counter = crash_counter.CrashCounter(
             machine.ledger,
             machine.crash_record,
             machine.kernel,
@@ -184,12 +152,12 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
         )
         try:
             return counter.count_start()
-        except LedgerError as error:
+        except errors.LedgerError as error:
             _report_end(arguments, error)
             raise
 
 
-def _report_end(arguments: argparse.Namespace, error: TreenailError) -> None:
+def _report_end(arguments: argparse.Namespace, error: errors.TreenailError) -> None:
     """Annotate the Node with the cause, because no agent runs that could report it."""
     reason = format_reason(error)
     log.error("%s", reason, extra={"message_id": MessageId.DEGRADED})
@@ -200,13 +168,17 @@ def _report_end(arguments: argparse.Namespace, error: TreenailError) -> None:
 
 def _annotate_node(arguments: argparse.Namespace, reason: str) -> None:
     try:
-        settings = load_agent_settings(arguments)
-        connection = read_kubeconfig(settings.kubeconfig, locate=Root(settings.root).resolve_path)
-        with closing(HttpTransport(connection, SystemClock())) as transport:
+        settings = local_machine.load_agent_settings(arguments)
+        connection = kubeconfig.read_kubeconfig(
+            settings.kubeconfig, locate=Root(settings.root).resolve_path
+        )
+        with closing(native.HttpTransport(connection, clocks.SystemClock())) as transport:
             annotations = {key.STATE: NodeState.DEGRADED.value, key.REASON: reason}
-            client = Client(transport, limit_s=settings.limits.call_s)
-            client.patch(NODES, settings.node_name, {"metadata": {"annotations": annotations}})
-    except TreenailError as problem:
+            client = api_client.Client(transport, limit_s=settings.limits.call_s)
+            client.patch(
+                resources.NODES, settings.node_name, {"metadata": {"annotations": annotations}}
+            )
+    except errors.TreenailError as problem:
         log.warning("cannot annotate the Node: %s", problem)
 
 
@@ -215,7 +187,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: AgentSettings,
+        settings: agent_settings.AgentSettings,
         machine: Machine,
         ledger: Ledger,
         bus_process: BusProcess,
@@ -224,29 +196,33 @@ class Agent:
         self._settings = settings
         self._machine = machine
         self._bus_process = bus_process
-        self._wakeup = Wakeup()
+        self._wakeup = loop.Wakeup()
         self._stop = threading.Event()
         self._exit_code = 0
         self._lacks_memory = False
         """A thread ended with MemoryError."""
-        self._status_file = StatusFile(
+        self._status_file = status_file.StatusFile(
             write=self._write_status,
             notifier=machine.notifier,
             clock=clock,
             node=settings.node_name,
         )
-        connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
-        client = Client(HttpTransport(connection, clock), limit_s=settings.limits.call_s)
-        self._node_client = NodeClient(
+        connection = kubeconfig.read_kubeconfig(
+            settings.kubeconfig, locate=machine.root.resolve_path
+        )
+        client = api_client.Client(
+            native.HttpTransport(connection, clock), limit_s=settings.limits.call_s
+        )
+        self._node_client = node_client.NodeClient(
             client,
-            EventRecorder(client, "treenail", settings.node_name, clock),
+            event_recorder.EventRecorder(client, "treenail", settings.node_name, clock),
             node_name=settings.node_name,
             clock=clock,
             on_change=lambda: self._wakeup.notify("the Node changed"),
         )
         self._credential_watcher = self._create_path_watcher("credentials changed")
         self._path_watcher = self._create_path_watcher("files changed")
-        self._controller_config = ControllerConfigSync(
+        self._controller_config = controller_config.ControllerConfigSync(
             machine.labelled_files,
             self._credential_watcher,
             clock,
@@ -294,13 +270,15 @@ class Agent:
             raise MemoryError
         return self._exit_code
 
-    def _create_path_watcher(self, event: str) -> InotifyPathWatcher:
-        return InotifyPathWatcher(self._machine.root, lambda: self._wakeup.notify(event))
+    def _create_path_watcher(self, event: str) -> path_watcher.InotifyPathWatcher:
+        return path_watcher.InotifyPathWatcher(
+            self._machine.root, lambda: self._wakeup.notify(event)
+        )
 
-    def _create_node_watch(self, client: Client) -> ResourceWatch:
+    def _create_node_watch(self, client: api_client.Client) -> ResourceWatch:
         watch = ResourceWatch(
             client,
-            WatchScope(NODES, field_selector=f"metadata.name={self._settings.node_name}"),
+            WatchScope(resources.NODES, field_selector=f"metadata.name={self._settings.node_name}"),
             self._machine.clock,
             on_change=lambda _, node: self._handle_node_change(node),
             on_connected=self._handle_watch_connected,
@@ -309,11 +287,11 @@ class Agent:
         watch.add_list_handler(self._node_client.handle_list)
         return watch
 
-    def _create_controller_config_watch(self, client: Client) -> ResourceWatch:
+    def _create_controller_config_watch(self, client: api_client.Client) -> ResourceWatch:
         return ResourceWatch(
             client,
             WatchScope(
-                CONTROLLERCONFIGS,
+                resources.CONTROLLERCONFIGS,
                 field_selector=f"metadata.name={CONTROLLER_CONFIG}",
                 is_optional=True,
             ),
@@ -322,79 +300,81 @@ class Agent:
             on_lost=lambda error: log.info("ControllerConfig watch disconnected: %s", error),
         )
 
-    def _choose_backend(self) -> BackendChoice:
-        choice = choose_backend(self._settings.backend, self._machine.root)
+    def _choose_backend(self) -> backend.BackendChoice:
+        choice = backend.choose_backend(self._settings.backend, self._machine.root)
         log.info("operating system back end: %s (%s)", choice.backend, choice.reason)
         self._status_file.show_backend(choice.backend, choice.reason)
         return choice
 
-    def _create_interfaces(self, ledger: Ledger) -> NodeInterfaces:
+    def _create_interfaces(self, ledger: Ledger) -> context.NodeInterfaces:
         machine, settings = self._machine, self._settings
         choice = self._choose_backend()
-        os = create_operating_system(choice, machine)
-        configuration = NodeConfiguration(*create_inspector_and_runner(machine, is_running=True))
-        configs = ConfigCache(machine.files, self._node_client)
-        images = DeploymentImages(machine, os)
-        return NodeInterfaces(
+        os = backend.create_operating_system(choice, machine)
+        configuration = NodeConfiguration(
+            *local_machine.create_inspector_and_runner(machine, is_running=True)
+        )
+        configs = config_cache.ConfigCache(machine.files, self._node_client)
+        images = image_content.DeploymentImages(machine, os)
+        return context.NodeInterfaces(
             os=os,
             images=images,
             power=machine.logind,
             soft_reboots=machine.soft_reboot,
-            pins=create_pins(machine, os),
+            pins=backend.create_pins(machine, os),
             kernel=machine.kernel,
             ledger=ledger,
             crash_record=machine.crash_record,
             cluster=self._node_client,
-            pull_secrets=PullSecrets(machine.root, machine.labelled_files, settings),
-            bootstrap_registry=BootstrapRegistryFiles(machine.files),
+            pull_secrets=pull_secrets.PullSecrets(machine.root, machine.labelled_files, settings),
+            bootstrap_registry=pull_secrets.BootstrapRegistryFiles(machine.files),
             certificates=self._controller_config,
-            trust_store=TrustStore(machine),
-            requests=RequestFile(machine.files),
-            mcd_state=MCDState(machine.files),
+            trust_store=trust_store.TrustStore(machine),
+            requests=requests.RequestFile(machine.files),
+            mcd_state=mcd_state.MCDState(machine.files),
             configuration=configuration,
             config_cache=configs,
             drift=self._create_drift_repairer(configs, configuration, images),
-            preflight=create_preflight(machine, os, settings.preflight, choice.backend),
-            health=create_health_checks(machine, self._node_client, settings.health),
+            preflight=run_probes.create_preflight(machine, os, settings.preflight, choice.backend),
+            health=run_probes.create_health_checks(machine, self._node_client, settings.health),
             clock=machine.clock,
         )
 
     def _create_drift_repairer(
         self,
-        configs: ConfigCache,
+        configs: config_cache.ConfigCache,
         configuration: NodeConfiguration,
-        images: DeploymentImages,
-    ) -> DriftRepairer:
+        images: image_content.DeploymentImages,
+    ) -> drift_repair.DriftRepairer:
         machine, settings = self._machine, self._settings.drift
-        states = create_unit_states(machine, is_running=True)
-        return DriftRepairer(
+        states = local_machine.create_unit_states(machine, is_running=True)
+        return drift_repair.DriftRepairer(
             machine,
-            NodeConfigs(configs, images.read_booted),
-            DriftCheck(machine, states),
+            config_cache.NodeConfigs(configs, images.read_booted),
+            drift.DriftCheck(machine, states),
             self._path_watcher,
             configuration,
             policy=settings.policy,
             full_check_s=settings.full_check_s,
         )
 
-    def _create_loop(self, interfaces: NodeInterfaces) -> ReconcileLoop:
+    def _create_loop(self, interfaces: context.NodeInterfaces) -> loop.ReconcileLoop:
         settings, limits = self._settings, self._settings.limits
-        return ReconcileLoop(
+        return loop.ReconcileLoop(
             interfaces,
-            observer=Observer(
+            observer=observe.Observer(
                 interfaces,
-                should_drain=settings.drain is DrainMode.REQUEST,
+                should_drain=settings.drain is agent_settings.DrainMode.REQUEST,
                 drain_limit_s=limits.drain_s,
-                has_files_in_image=settings.image_files is ImageFiles.BAKED,
-                can_soft_reboot=settings.reboot is RebootMode.AUTO,
+                has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,
+                can_soft_reboot=settings.reboot is agent_settings.RebootMode.AUTO,
                 retention_s=settings.health.retention_s,
                 health_mode=settings.health.mode,
             ),
             status_file=self._status_file,
-            metrics=NodeMetrics(self._machine.files, self._machine.clock),
+            metrics=metrics.NodeMetrics(self._machine.files, self._machine.clock),
             wakeup=self._wakeup,
             stop=self._stop,
-            timing=LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),
+            timing=loop.LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),
             on_rest=self._release_memory,
         )
 
@@ -404,7 +384,7 @@ class Agent:
             return  # nothing was done since the last rest
         self._bus_process.close_connection()
         gc.collect()
-        release_freed_memory()
+        allocator.release_freed_memory()
 
     def _handle_signal(self, number: int, _frame: object) -> None:
         self._stop.set()
@@ -421,14 +401,14 @@ class Agent:
         self._stop.set()
         self._wakeup.notify(f"{name} died")
 
-    def _handle_node_change(self, node: Json | None) -> None:
+    def _handle_node_change(self, node: api_client.Json | None) -> None:
         if node is None:
             self._report_missing_node()
             return
         self._node_client.accept_node(node)
         self._status_file.show_api_server(is_reachable=True)
 
-    def _handle_controller_config(self, document: Json | None) -> None:
+    def _handle_controller_config(self, document: api_client.Json | None) -> None:
         self._controller_config.accept_document(document)
         self._wakeup.notify("the ControllerConfig changed")
 
@@ -445,21 +425,21 @@ class Agent:
         log.warning("%s; waiting for the kubelet to register it", problem)
         self._status_file.show_api_server(is_reachable=True, problem=problem)
 
-    def _handle_watch_lost(self, error: ClusterError) -> None:
+    def _handle_watch_lost(self, error: errors.ClusterError) -> None:
         problem = str(error)
-        if isinstance(error, ForbiddenError):
+        if isinstance(error, errors.ForbiddenError):
             problem += (
                 f"; check that {self._settings.kubeconfig} is a credential of "
                 f"Node {self._settings.node_name}"
             )
         log.warning("Node watch disconnected: %s", problem)
         self._status_file.show_api_server(
-            is_reachable=not isinstance(error, UnreachableError), problem=problem
+            is_reachable=not isinstance(error, errors.UnreachableError), problem=problem
         )
 
     def _write_status(self, content: bytes) -> None:
         # The status is informative: an update continues without it.
         try:
-            self._machine.files.write_file(STATUS_PATH, content, mode=0o644)
-        except FileError as error:
+            self._machine.files.write_file(backend.STATUS_PATH, content, mode=0o644)
+        except errors.FileError as error:
             log.debug("cannot write the status: %s", error)

@@ -1,30 +1,23 @@
 """Construction of the pre-flight checks and the health checks."""
 
-from treenail.daemon.agent_settings import HealthSettings, PreflightSettings
-from treenail.daemon.checks.health import HealthChecker, HealthProbes
-from treenail.daemon.checks.preflight import PreflightChecker
-from treenail.daemon.interfaces import ClusterAccess, OSBackend
+from treenail.daemon import agent_settings, interfaces
+from treenail.daemon.checks import health, preflight
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
-from treenail.host.system.health_probes import (
-    ContainerRuntime,
-    HealthCheckDirectory,
-    HostNetwork,
-    KubeletFiles,
-)
+from treenail.host.system import health_probes
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 
 
 def create_preflight(
     machine: Machine,
-    os: OSBackend,
-    settings: PreflightSettings,
+    os: interfaces.OSBackend,
+    settings: agent_settings.PreflightSettings,
     backend: BackendSetting,
-) -> PreflightChecker:
+) -> preflight.PreflightChecker:
     """Create the pre-flight checks of this machine; ``os`` reads its deployments."""
-    return PreflightChecker(
+    return preflight.PreflightChecker(
         machine,
         os,
         SkopeoClient(machine.programs, machine.clock, timeout_s=settings.registry_s),
@@ -35,15 +28,15 @@ def create_preflight(
 
 
 def create_health_checks(
-    machine: Machine, cluster: ClusterAccess, settings: HealthSettings
-) -> HealthChecker:
+    machine: Machine, cluster: interfaces.ClusterAccess, settings: agent_settings.HealthSettings
+) -> health.HealthChecker:
     """Create the health checks of a boot trial."""
-    probes = HealthProbes(
+    probes = health.HealthProbes(
         machine.systemd,
-        ContainerRuntime(machine.root, machine.programs, timeout_s=settings.check_s),
-        HealthCheckDirectory(machine.root, machine.programs, HEALTH_CHECK_DIRECTORY),
+        health_probes.ContainerRuntime(machine.root, machine.programs, timeout_s=settings.check_s),
+        health_probes.HealthCheckDirectory(machine.root, machine.programs, HEALTH_CHECK_DIRECTORY),
         cluster,
-        HostNetwork(machine.root),
-        KubeletFiles(machine.root),
+        health_probes.HostNetwork(machine.root),
+        health_probes.KubeletFiles(machine.root),
     )
-    return HealthChecker(probes, settings, machine.clock, send_heartbeat=machine.heartbeat)
+    return health.HealthChecker(probes, settings, machine.clock, send_heartbeat=machine.heartbeat)

@@ -8,19 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 
+from treenail import clocks, codec, errors
+from treenail.cli import output, output_format, terminal
 from treenail.cli.node.local_machine import open_machine
-from treenail.cli.output import EXIT_AT_TARGET, EXIT_ATTENTION, EXIT_FAILED, EXIT_PENDING
-from treenail.cli.output_format import print_output
-from treenail.cli.terminal import VerbatimLine, find_width, format_labelled
-from treenail.clocks import format_rfc3339, parse_rfc3339
-from treenail.codec import parse_json
-from treenail.errors import FileError, HostError, LedgerError, TreenailError, UsageError
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.system.resources import find_process
+from treenail.update.state import history, ledger_record
 from treenail.update.state import ledger_record as records
-from treenail.update.state.history import summarize_history
-from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, Target, UpdateRecord
 
 Json = dict[str, object]
 
@@ -38,12 +33,12 @@ def main(arguments: argparse.Namespace) -> int:
     """Print the status of the node; return its exit code, see `compute_exit_code`."""
     document = collect_status(open_machine(arguments.root), arguments.config)
     # The lines are wrapped beside their labels.
-    width = find_width(sys.stdout)
-    print_output(
+    width = terminal.find_width(sys.stdout)
+    output_format.print_output(
         arguments.output,
         kind="NodeStatus",
         content=lambda: document,
-        lines=lambda: map(VerbatimLine, format_status(document, width).split("\n")),
+        lines=lambda: map(terminal.VerbatimLine, format_status(document, width).split("\n")),
     )
     return compute_exit_code(document)
 
@@ -54,13 +49,13 @@ def compute_exit_code(document: Json) -> int:
         case "Done":
             # The desired target is not known while no agent reads it.
             is_running = as_object(document["agent"])["running"]
-            return EXIT_AT_TARGET if is_running else EXIT_ATTENTION
+            return output.EXIT_AT_TARGET if is_running else output.EXIT_ATTENTION
         case "Working":
-            return EXIT_PENDING
+            return output.EXIT_PENDING
         case "Degraded" | "Unreconcilable":
-            return EXIT_ATTENTION
+            return output.EXIT_ATTENTION
         case _:
-            return EXIT_FAILED
+            return output.EXIT_FAILED
 
 
 def collect_status(machine: Machine, config: str | None = None) -> Json:
@@ -79,7 +74,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         # Only root can read the ledger; the agent's last status repeats the targets.
         current, desired = as_object(status.get("current")), as_object(status.get("desired"))
         unknown += [key for key in ("current", "desired") if not status.get(key)]
-        record = LedgerRecord()
+        record = ledger_record.LedgerRecord()
     else:
         update = record.update
         current = _build_target_document(record.current)
@@ -115,8 +110,8 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         "firstBoot": bool(status.get("firstBoot")),
         "state": state,
         "activity": status.get("activity"),
-        "current": current or _build_target_document(Target()),
-        "desired": desired or _build_target_document(Target()),
+        "current": current or _build_target_document(ledger_record.Target()),
+        "desired": desired or _build_target_document(ledger_record.Target()),
         "update": status.get("update")
         if update is None
         else _build_update_document(record, update),
@@ -141,22 +136,24 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
 def _read_status_file(machine: Machine, problems: list[str], unknown: list[str]) -> Json:
     try:
         content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        return as_object(parse_json(content)) if content else {}
-    except (FileError, ValueError) as error:
+        return as_object(codec.parse_json(content)) if content else {}
+    except (errors.FileError, ValueError) as error:
         problems.append(f"the activity of the agent: {error}")
         unknown += _KEYS_OF_AGENT
         return {}
 
 
-def _read_record(machine: Machine, problems: list[str]) -> tuple[LedgerRecord | None, Json | None]:
+def _read_record(
+    machine: Machine, problems: list[str]
+) -> tuple[ledger_record.LedgerRecord | None, Json | None]:
     """Read the ledger; None if it cannot be read.
 
     Also return a failure if it is damaged, because no agent starts with it.
     """
     try:
         return records.from_json(machine.ledger.read_document()), None
-    except TreenailError as error:
-        if isinstance(error.__cause__, FileError):
+    except errors.TreenailError as error:
+        if isinstance(error.__cause__, errors.FileError):
             # No damage: only root can read the ledger.
             problems.append(f"{error}; run the command as root" if os.geteuid() else str(error))
             return None, None
@@ -174,7 +171,7 @@ def _read_deployments(machine: Machine, problems: list[str]) -> DeploymentStatus
 
     try:
         return read_deployments(machine)
-    except HostError as error:
+    except errors.HostError as error:
         problems.append(f"the deployments: {error}")
         return None
 
@@ -184,14 +181,14 @@ def _inspect_agent(machine: Machine, status: Json, unknown: list[str]) -> Json:
     try:
         pid = machine.ledger.find_lock_holder()
         process = find_process(pid) if pid else None
-    except LedgerError:
+    except errors.LedgerError:
         # Only root can read the holder of the lock.
         if "activity" in unknown:
             unknown.append("agent")
         seen = status.get("pid")
         pid = seen if isinstance(seen, int) else None
         process = find_process(pid) if pid else None
-        written = parse_rfc3339(status.get("written")) or 0.0
+        written = clocks.parse_rfc3339(status.get("written")) or 0.0
         # A process that started after the last status has the PID of an agent that ended. The time
         # in the file has no fraction of a second.
         if process is None or process.started_at >= written + 1:
@@ -199,13 +196,13 @@ def _inspect_agent(machine: Machine, status: Json, unknown: list[str]) -> Json:
     return {
         "running": pid is not None,
         "pid": pid,
-        "startedAt": format_rfc3339(process.started_at) if process else None,
+        "startedAt": clocks.format_rfc3339(process.started_at) if process else None,
         "memoryBytes": process.memory_bytes if process else None,
         "lastSeen": status.get("written"),
     }
 
 
-def _compute_state(status: Json, failure: object, record: LedgerRecord) -> str:
+def _compute_state(status: Json, failure: object, record: ledger_record.LedgerRecord) -> str:
     if isinstance(failure, dict) and failure.get("state"):
         return str(failure["state"])
     if record.update is not None:
@@ -217,31 +214,33 @@ def _compute_state(status: Json, failure: object, record: LedgerRecord) -> str:
     return "Done" if str(status.get("activity", "at ")).startswith("at ") else "Working"
 
 
-def _build_update_document(record: LedgerRecord, update: UpdateRecord) -> Json:
-    pending = summarize_history(record, booted_at=None).pending
+def _build_update_document(
+    record: ledger_record.LedgerRecord, update: ledger_record.UpdateRecord
+) -> Json:
+    pending = history.summarize_history(record, booted_at=None).pending
     return {
         "id": update.id,
         "phase": str(update.phase),
         "target": _build_target_document(update.target),
         "origin": _build_target_document(update.origin),
-        "began": format_rfc3339(update.began),
-        "entered": format_rfc3339(update.entered),
+        "began": clocks.format_rfc3339(update.began),
+        "entered": clocks.format_rfc3339(update.entered),
         "reasons": list(pending.reasons) if pending else [],
     }
 
 
-def _build_past_document(past: PastUpdate) -> Json:
+def _build_past_document(past: ledger_record.PastUpdate) -> Json:
     return {
         "id": past.id,
         "target": _build_target_document(past.target),
-        "began": format_rfc3339(past.began),
-        "ended": format_rfc3339(past.ended),
+        "began": clocks.format_rfc3339(past.began),
+        "ended": clocks.format_rfc3339(past.ended),
         "outcome": str(past.outcome),
     }
 
 
 def _build_retained_document(
-    machine: Machine, config: str | None, record: LedgerRecord, problems: list[str]
+    machine: Machine, config: str | None, record: ledger_record.LedgerRecord, problems: list[str]
 ) -> Json | None:
     """Build the document of the pinned deployment, with the end of its retention if known."""
     retained, until = record.retained, None
@@ -252,15 +251,15 @@ def _build_retained_document(
         from treenail.cli.node.local_machine import load_node_settings
 
         try:
-            until = format_rfc3339(
+            until = clocks.format_rfc3339(
                 retained.healthy_since + load_node_settings(machine.root, config).health.retention_s
             )
-        except UsageError as error:
+        except errors.UsageError as error:
             problems.append(f"the settings: {error}")
     return {"id": retained.id, "until": until}
 
 
-def _build_target_document(target: Target) -> Json:
+def _build_target_document(target: ledger_record.Target) -> Json:
     return {"config": target.config, "image": target.image}
 
 
@@ -307,7 +306,9 @@ def format_status(document: Json, width: int | None = None) -> str:
         *_format_list("Drift", document["drift"], is_unknown="drift" in unknown),
         *_format_list("Problem", document["problems"], is_unknown=False),
     ]
-    return "\n".join(line for label, text in rows for line in format_labelled(label, text, width))
+    return "\n".join(
+        line for label, text in rows for line in terminal.format_labelled(label, text, width)
+    )
 
 
 def as_object(value: object) -> Json:

@@ -17,15 +17,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from treenail.cli.argument_parser import add_image_annotation_argument, parse_count, parse_duration
+from treenail import clocks, errors, sanitize
+from treenail.cli import argument_parser, output, terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.output import EXIT_FAILED, EXIT_INSTALL_FAILED, EXIT_INTERRUPTED
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clocks import SystemClock
-from treenail.errors import TreenailError, UsageError
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.log import LineFormatter
-from treenail.sanitize import escape_line
 
 if TYPE_CHECKING:
     from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore
@@ -52,7 +48,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "plane, serve configs and images to its machines, and hand them over to the new cluster. "
         "Continue where an earlier process stopped. Then serve configs until SIGTERM. Exit code "
         "5: the installation failed.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "install, and follow it",
                 "treenail-controller install bootstrap --dir cluster --host bootstrap.example",
@@ -62,7 +58,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "systemctl start treenail-bootstrap",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
     _add_server_arguments(parser)
@@ -73,7 +69,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "DIR/auth/kubeconfig)",
     )  # fmt: skip
     parser.add_argument(
-        "--control-plane-machines", dest="machines", metavar="N", type=parse_count,
+        "--control-plane-machines", dest="machines", metavar="N", type=argument_parser.parse_count,
         help="be complete when this many machines of the control plane have joined (default: the "
         "replicas in the install-config or in treenail-install.yaml, or else all that have joined "
         "by then)",
@@ -129,7 +125,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="give machines this kubeconfig to join with (default: DIR/auth/kubeconfig-kubelet if "
         "it exists, or that of the rendered config)",
     )  # fmt: skip
-    add_image_annotation_argument(parser)
+    argument_parser.add_image_annotation_argument(parser)
 
 
 def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,8 +136,8 @@ def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
         ("handover-deadline", "60m", "hand-over of the images to their final registry"),
     ):
         parser.add_argument(
-            f"--{name}", metavar="TIME", type=parse_duration,
-            default=parse_duration(default),
+            f"--{name}", metavar="TIME", type=argument_parser.parse_duration,
+            default=argument_parser.parse_duration(default),
             help=f"time limit of the {text}, such as 45s, 30m or 1h30m (default: {default})",
         )  # fmt: skip
 
@@ -168,7 +164,7 @@ def run_bootstrap(arguments: argparse.Namespace) -> int:
     for one, other in (("certificate", "key"), ("ca_certificate", "ca_key")):
         if (getattr(arguments, one) is None) != (getattr(arguments, other) is None):
             names = f"--{one.replace('_', '-')} and --{other.replace('_', '-')}"
-            raise UsageError(f"expected both {names}, or neither")
+            raise errors.UsageError(f"expected both {names}, or neither")
     from treenail.installer.directory.install_files import require_directory
     from treenail.installer.directory.install_state import InstallLockedError
 
@@ -180,11 +176,11 @@ def run_bootstrap(arguments: argparse.Namespace) -> int:
         return process.run()
     except InstallLockedError as error:
         # The installation of the other process has not failed.
-        raise UsageError(str(error), remedy=error.remedy) from error
-    except TreenailError as error:
+        raise errors.UsageError(str(error), remedy=error.remedy) from error
+    except errors.TreenailError as error:
         lines = [f"{arguments.program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
-        print_lines(lines, sys.stderr, hanging_columns=4)
-        return EXIT_INSTALL_FAILED
+        terminal.print_lines(lines, sys.stderr, hanging_columns=4)
+        return output.EXIT_INSTALL_FAILED
 
 
 class BootstrapProcess:
@@ -196,7 +192,7 @@ class BootstrapProcess:
         self._arguments = arguments
         self._directory = InstallDirectory(arguments.directory.resolve())
         self._files = InstallFiles()
-        self._clock = SystemClock()
+        self._clock = clocks.SystemClock()
         self._has_dead_thread = False
         self._kubeconfig = arguments.kubeconfig or str(self._directory.kubeconfig)
 
@@ -227,14 +223,14 @@ class BootstrapProcess:
                 self._make_stage(notifier, journal).run(
                     should_stop=self._arguments.stop_when_complete
                 )
-            except TreenailError as error:
+            except errors.TreenailError as error:
                 log.critical("the installation failed: %s", error)
                 raise
             except StopRequested as stop:
                 log.info("stopped by a signal; the next start continues")
                 if self._has_dead_thread:
-                    return EXIT_FAILED
-                return EXIT_INTERRUPTED if stop.args == (signal.SIGINT,) else 0
+                    return output.EXIT_FAILED
+                return output.EXIT_INTERRUPTED if stop.args == (signal.SIGINT,) else 0
             finally:
                 ended.set()
                 notifier.notify_stopping()
@@ -342,7 +338,7 @@ class ClusterConnection:
             if self._transport is not None:
                 self._transport.close()
                 self._transport = None
-            self._transport = create_transport([self._kubeconfig], "", SystemClock())
+            self._transport = create_transport([self._kubeconfig], "", clocks.SystemClock())
             self._signature = signature
         return Client(self._transport, field_manager="treenail-install-bootstrap")
 
@@ -350,7 +346,7 @@ class ClusterConnection:
         try:
             found = Path(self._kubeconfig).stat()
         except OSError as error:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot read {self._kubeconfig}: {error.strerror}",
                 remedy="name the kubeconfig of the new cluster: --kubeconfig FILE",
             ) from error
@@ -449,4 +445,6 @@ class _JournalFormatter(logging.Formatter):
         found = (priority for level, priority in _PRIORITIES if record.levelno >= level)
         install_id = self._journal.install_id
         begin = f"<{next(found, 7)}>{install_id + ' ' if install_id else ''}"
-        return "\n".join(begin + escape_line(line) for line in super().format(record).splitlines())
+        return "\n".join(
+            begin + sanitize.escape_line(line) for line in super().format(record).splitlines()
+        )

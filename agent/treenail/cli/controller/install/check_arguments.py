@@ -5,17 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+from treenail import clocks, errors
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.registries import RegistrySettings
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.terminal import print_lines
-from treenail.clocks import SystemClock
-from treenail.errors import UsageError
+from treenail.cli import output, terminal
 from treenail.image.inputs.build_inputs import ARCHITECTURES
-from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker
-from treenail.installer.directory.prepare import PrepareOptions
-from treenail.installer.directory.prepared_manifests import BUILT_IN_POOLS
-from treenail.installer.directory.problems import InstallDirectoryError
+from treenail.installer.directory import online_checks, prepare, prepared_manifests, problems
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +52,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def create_online_checks(arguments: argparse.Namespace) -> OnlineChecks | None:
+def create_online_checks(arguments: argparse.Namespace) -> online_checks.OnlineChecks | None:
     """Create the checks that ask registries; None with ``--offline``."""
     if arguments.base_image:
         parse_pull_spec(arguments.base_image, where="--base-image")
@@ -65,15 +60,15 @@ def create_online_checks(arguments: argparse.Namespace) -> OnlineChecks | None:
         return None
     if arguments.ca is not None and arguments.ca.exists() and not arguments.ca.is_file():
         # A pipe without a writer would block.
-        raise UsageError(f"cannot read {arguments.ca}: it is not a regular file")
+        raise errors.UsageError(f"cannot read {arguments.ca}: it is not a regular file")
     settings = RegistrySettings.read(None, arguments.ca, os.environ)
-    checker = RegistryChecker(settings, SystemClock())
-    return OnlineChecks(checker, base_image=arguments.base_image)
+    checker = online_checks.RegistryChecker(settings, clocks.SystemClock())
+    return online_checks.OnlineChecks(checker, base_image=arguments.base_image)
 
 
-def read_options(arguments: argparse.Namespace) -> PrepareOptions:
+def read_options(arguments: argparse.Namespace) -> prepare.PrepareOptions:
     """Return logins and architectures of the arguments."""
-    return PrepareOptions(
+    return prepare.PrepareOptions(
         arguments.pull_secret, arguments.push_secret, _read_architectures(arguments)
     )
 
@@ -82,11 +77,11 @@ def _read_architectures(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the architecture of each built-in pool, where an argument names it."""
     if arguments.architecture is None:
         return {}
-    return dict.fromkeys(BUILT_IN_POOLS, arguments.architecture)
+    return dict.fromkeys(prepared_manifests.BUILT_IN_POOLS, arguments.architecture)
 
 
-def print_problems(program: str, error: InstallDirectoryError) -> int:
+def print_problems(program: str, error: problems.InstallDirectoryError) -> int:
     """Print all problems on lines of their own; return the exit code."""
     first, *others = error.list_lines()
-    print_lines([f"{program}: {first}", *others], sys.stderr, hanging_columns=4)
-    return EXIT_FAILED
+    terminal.print_lines([f"{program}: {first}", *others], sys.stderr, hanging_columns=4)
+    return output.EXIT_FAILED

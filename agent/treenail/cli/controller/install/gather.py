@@ -9,25 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail.cli.argument_parser import parse_duration
+from treenail import clocks, errors, process
+from treenail.cli import argument_parser, files, output, terminal
 from treenail.cli.controller.connect import create_transport
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.files import create_private_file
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clocks import SystemClock, format_rfc3339
-from treenail.errors import FileError, UsageError
-from treenail.installer.directory.install_files import InstallDirectory, require_directory
-from treenail.installer.log_bundle.archive import LogBundle
-from treenail.installer.log_bundle.cluster_parts import (
-    DEFAULT_TIMEOUT_S,
-    MAX_NODES,
-    OpenCluster,
-    parse_node_address,
-)
-from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
+from treenail.installer.directory import install_files
+from treenail.installer.log_bundle import archive, cluster_parts, gather
 from treenail.kube.api_client import Client
-from treenail.process import ProgramRunner
 
 _STDOUT = "-"
 
@@ -42,14 +30,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "cluster, and with `treenail collect` of nodes. Works on an unfinished or damaged "
         "directory too. Secrets are withheld. Exit code 0: the bundle is complete, 1: a node "
         "cannot be read, or nothing was written.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("gather on the bootstrap host", "treenail-controller install gather --dir cluster"),
             (
                 "gather from two nodes too",
                 "treenail-controller install gather --dir cluster --node 192.0.2.10 192.0.2.11",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
     parser.add_argument(
@@ -57,7 +45,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="read this node over ssh, as user core or as in USER@ADDRESS; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--node-timeout", type=parse_duration, default=DEFAULT_TIMEOUT_S, metavar="TIME",
+        "--node-timeout", type=argument_parser.parse_duration, default=cluster_parts.DEFAULT_TIMEOUT_S, metavar="TIME",
         help="time limit of each node (default: 2m)",
     )  # fmt: skip
     parser.add_argument(
@@ -75,39 +63,41 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def run_gather(arguments: argparse.Namespace) -> int:
     """Write the bundle; print its path, and what is missing."""
     root: Path = arguments.directory
-    directory = InstallDirectory(root)
-    require_directory(root, "gather from")
+    directory = install_files.InstallDirectory(root)
+    install_files.require_directory(root, "gather from")
     parts = {directory.private, directory.manifests}
     if not arguments.nodes and parts.isdisjoint(root.iterdir()):
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot gather from {root}: no installation began there, and it has no manifests",
             remedy="name the install directory: --dir DIR",
         )
-    if len(arguments.nodes) > MAX_NODES:
-        raise UsageError(f"cannot gather from more than {MAX_NODES} nodes")
-    settings = GatherSettings(
-        tuple(dict.fromkeys(map(parse_node_address, arguments.nodes))),
+    if len(arguments.nodes) > cluster_parts.MAX_NODES:
+        raise errors.UsageError(f"cannot gather from more than {cluster_parts.MAX_NODES} nodes")
+    settings = gather.GatherSettings(
+        tuple(dict.fromkeys(map(cluster_parts.parse_node_address, arguments.nodes))),
         arguments.node_timeout,
         _find_cluster(arguments.kubeconfig, directory),
     )
-    clock = SystemClock()
-    moment = format_rfc3339(clock.now()).replace(":", "").replace("-", "")
+    clock = clocks.SystemClock()
+    moment = clocks.format_rfc3339(clock.now()).replace(":", "").replace("-", "")
     name = f"log-bundle-{moment}"
     path = arguments.output or f"{name}.tar.gz"
-    programs = ProgramRunner(clock, os.environ)
+    programs = process.ProgramRunner(clock, os.environ)
     with _open_output(path) as stream:
-        bundle = LogBundle(stream, name=name, now=clock.now())
-        silent = gather_bundle(bundle, directory, settings, programs, clock)
+        bundle = archive.LogBundle(stream, name=name, now=clock.now())
+        silent = gather.gather_bundle(bundle, directory, settings, programs, clock)
     lines = [
         *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
         *(f"truncated {part}: {what}" for part, what in bundle.truncated.items()),
         f"{path}: {len(bundle.part_names)} parts, secrets withheld; read it before you share it",
     ]
-    print_lines(lines, sys.stderr if path == _STDOUT else sys.stdout)
-    return EXIT_FAILED if silent else 0
+    terminal.print_lines(lines, sys.stderr if path == _STDOUT else sys.stdout)
+    return output.EXIT_FAILED if silent else 0
 
 
-def _find_cluster(kubeconfig: Path | None, directory: InstallDirectory) -> OpenCluster | None:
+def _find_cluster(
+    kubeconfig: Path | None, directory: install_files.InstallDirectory
+) -> cluster_parts.OpenCluster | None:
     path = kubeconfig or directory.kubeconfig
     if kubeconfig is None and not path.exists():
         return None
@@ -116,17 +106,19 @@ def _find_cluster(kubeconfig: Path | None, directory: InstallDirectory) -> OpenC
 
 @contextmanager
 def _open_cluster(kubeconfig: Path) -> Iterator[Client]:
-    with closing(create_transport([str(kubeconfig)], "", SystemClock())) as transport:
+    with closing(create_transport([str(kubeconfig)], "", clocks.SystemClock())) as transport:
         yield Client(transport)
 
 
 @contextmanager
 def _open_output(path: str) -> Iterator[BinaryIO]:
     if path != _STDOUT:
-        with create_private_file(path) as stream:
+        with files.create_private_file(path) as stream:
             yield stream
         return
     if sys.stdout.isatty():
-        raise FileError("cannot write the bundle to a terminal", remedy="name a file with -o FILE")
+        raise errors.FileError(
+            "cannot write the bundle to a terminal", remedy="name a file with -o FILE"
+        )
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()

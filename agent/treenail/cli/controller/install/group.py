@@ -3,7 +3,7 @@
 import argparse
 from types import ModuleType
 
-from treenail.cli.terminal import HelpFormatter, format_examples
+from treenail.cli import terminal
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,10 +30,10 @@ def add_group(
         help="install a cluster in image mode",
         description="Install a cluster in image mode: its machines join with images that are built "
         "during the installation.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("check and complete an install directory", "treenail-controller install prepare"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for each in modules:

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail.cli import terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Write the image of a pool that the bootstrap host built as an OCI directory, "
         "and beside it a pointer config: DIR.ign. Tools that make disks need both, so that a "
         "machine boots into the image at once and fetches its config. Needs no running registry.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "write image and pointer config",
                 "treenail-controller install image --pool master --output master-image",
@@ -34,7 +34,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "skopeo copy --all --preserve-digests oci:master-image docker://IMAGE",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
@@ -82,7 +82,7 @@ def write_image(arguments: argparse.Namespace) -> int:
         path = arguments.output.with_name(f"{arguments.output.name}.ign")
         files.write(path.absolute(), pointer)
         lines.append(f"wrote {path}")
-    print_lines(lines)
+    terminal.print_lines(lines)
     return 0
 
 

@@ -5,41 +5,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from treenail import clocks, codec, errors
+from treenail.cli import output, output_format, terminal
+from treenail.cli.controller.install import check_arguments
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.controller.install.check_arguments import (
-    add_check_arguments,
-    create_online_checks,
-    read_options,
-)
-from treenail.cli.output import EXIT_FAILED
-from treenail.cli.output_format import TEXT_FORMATS, add_format_arguments, print_output
-from treenail.cli.terminal import HelpFormatter, format_duration, format_examples
-from treenail.clocks import SystemClock
-from treenail.codec import parse_json
 from treenail.controllers.handover.image_mode import ImageMode
-from treenail.errors import TreenailError
+from treenail.installer import install_plan
 from treenail.installer.bootstrap.host_checks import HostChecker
-from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
-from treenail.installer.directory.manifest_checks import DEFAULT_ARCHITECTURE
-from treenail.installer.directory.prepare import CheckedDirectory, check_directory
+from treenail.installer.directory import install_files, manifest_checks, prepare
 from treenail.installer.images.pool_image import BOOTSTRAP_POOLS
-from treenail.installer.install_plan import (
-    InstallImageSource,
-    PlanFacts,
-    PoolInstallPlan,
-    plan_install,
-)
 
 _SOURCES = {
-    InstallImageSource.NONE: "none: the pool boots the stock image",
-    InstallImageSource.PREBUILT: "pre-built, nothing is built",
-    InstallImageSource.LAYER: "the base image with one layer of files",
-    InstallImageSource.BUILD: "built from instructions",
+    install_plan.InstallImageSource.NONE: "none: the pool boots the stock image",
+    install_plan.InstallImageSource.PREBUILT: "pre-built, nothing is built",
+    install_plan.InstallImageSource.LAYER: "the base image with one layer of files",
+    install_plan.InstallImageSource.BUILD: "built from instructions",
 }
 
 
 def format_plan(
-    checked: CheckedDirectory, plans: Sequence[PoolInstallPlan], host: Sequence[str]
+    checked: prepare.CheckedDirectory,
+    plans: Sequence[install_plan.PoolInstallPlan],
+    host: Sequence[str],
 ) -> Iterator[str]:
     """Format the plan for people; ``host`` are problems of this host."""
     for plan in plans:
@@ -64,7 +51,9 @@ def format_plan(
 
 
 def convert_to_json(
-    checked: CheckedDirectory, plans: Sequence[PoolInstallPlan], host: Sequence[str]
+    checked: prepare.CheckedDirectory,
+    plans: Sequence[install_plan.PoolInstallPlan],
+    host: Sequence[str],
 ) -> dict[str, object]:
     """Convert the plan to a document."""
     return {
@@ -79,7 +68,7 @@ def convert_to_json(
     }
 
 
-def _convert_pool(plan: PoolInstallPlan) -> dict[str, object]:
+def _convert_pool(plan: install_plan.PoolInstallPlan) -> dict[str, object]:
     return {
         "name": plan.name,
         "machineConfig": plan.rendered or None,
@@ -96,7 +85,7 @@ def _convert_pool(plan: PoolInstallPlan) -> dict[str, object]:
     }
 
 
-def _format_pool(plan: PoolInstallPlan) -> Iterator[str]:
+def _format_pool(plan: install_plan.PoolInstallPlan) -> Iterator[str]:
     yield f"pool {plan.name}"
     yield f"  config:     {plan.rendered or 'unknown'}"
     where = f", on {plan.host}" if plan.host else ""
@@ -108,17 +97,17 @@ def _format_pool(plan: PoolInstallPlan) -> Iterator[str]:
     if plan.content_key:
         yield f"  content:    {plan.content_key}"
     if plan.estimate:
-        duration = format_duration(plan.estimate.seconds)
+        duration = terminal.format_duration(plan.estimate.seconds)
         yield f"  expected:   {duration} ({plan.estimate.why})"
     for number, each in enumerate(plan.first_boot, 1):
         yield f"  {'first boot: ' if number == 1 else '            '}{number}. {each}"
-    if plan.source is not InstallImageSource.NONE:
+    if plan.source is not install_plan.InstallImageSource.NONE:
         yield f"  reboots:    {plan.reboots}"
     for each in plan.notes:
         yield f"  note:       {each}"
 
 
-_BUILT = (InstallImageSource.BUILD, InstallImageSource.LAYER)
+_BUILT = (install_plan.InstallImageSource.BUILD, install_plan.InstallImageSource.LAYER)
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -131,79 +120,84 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "reason why the installation would fail. Needs no cluster, and changes nothing. It asks "
         "registries for images and logins, unless --offline is given. The exit code is 1 when the "
         "installation would fail.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("show the plan", "treenail-controller install plan --dir cluster"),
             (
                 "check the bootstrap host, too",
                 "treenail-controller install plan --dir cluster --bootstrap-host",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
-    add_check_arguments(parser)
+    check_arguments.add_check_arguments(parser)
     parser.add_argument(
         "--bootstrap-host",
         action="store_true",
         help="check this host as the bootstrap host: space, programs, ports, architecture, clock",
     )
-    add_format_arguments(parser, TEXT_FORMATS)
+    output_format.add_format_arguments(parser, output_format.TEXT_FORMATS)
     parser.set_defaults(run=print_plan)
 
 
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; return 1 if the installation would fail."""
-    clock, files = SystemClock(), InstallFiles()
-    options = read_options(arguments)
-    online = create_online_checks(arguments)
-    checked = check_directory(arguments.directory, options, online)
-    directory = InstallDirectory(arguments.directory)
-    facts = PlanFacts(
+    clock, files = clocks.SystemClock(), install_files.InstallFiles()
+    options = check_arguments.read_options(arguments)
+    online = check_arguments.create_online_checks(arguments)
+    checked = prepare.check_directory(arguments.directory, options, online)
+    directory = install_files.InstallDirectory(arguments.directory)
+    facts = install_plan.PlanFacts(
         checked.architectures,
         online.base_sizes if online else {},
         read_measured_seconds(directory, files),
     )
-    plans = plan_install(checked.found, facts, clock)
+    plans = install_plan.plan_install(checked.found, facts, clock)
     host = []
     if arguments.bootstrap_host:
         size = max(facts.base_sizes.values(), default=0)
         host = _check_host(directory, checked, plans, HostChecker(clock), size)
     has_failed = bool(checked.problems or host or any(each.problems for each in plans))
-    print_output(
+    output_format.print_output(
         arguments.output,
         kind="InstallPlan",
         content=lambda: convert_to_json(checked, plans, host),
         lines=lambda: format_plan(checked, plans, host),
     )
     sys.stdout.flush()
-    return EXIT_FAILED if has_failed else 0
+    return output.EXIT_FAILED if has_failed else 0
 
 
-def read_measured_seconds(directory: InstallDirectory, files: InstallFiles) -> dict[str, float]:
+def read_measured_seconds(
+    directory: install_files.InstallDirectory, files: install_files.InstallFiles
+) -> dict[str, float]:
     """Return the seconds of finished builds by pool; none if the state cannot be read."""
     found: dict[str, float] = {}
     try:
-        document = parse_json(files.read(directory.state) or b"{}")
+        document = codec.parse_json(files.read(directory.state) or b"{}")
         steps = document.get("steps") if isinstance(document, dict) else None
         for step in steps if isinstance(steps, list) else []:
             kind, _, pool = str(step["name"]).partition(":")
             if (kind, step["state"]) == ("build", "done"):
                 began, ended = (datetime.fromisoformat(step[name]) for name in ("began", "ended"))
                 found[pool] = (ended - began).total_seconds()
-    except (TreenailError, ValueError, LookupError, TypeError):
+    except (errors.TreenailError, ValueError, LookupError, TypeError):
         return {}
     return found
 
 
 def _check_host(
-    directory: InstallDirectory,
-    checked: CheckedDirectory,
-    plans: list[PoolInstallPlan],
+    directory: install_files.InstallDirectory,
+    checked: prepare.CheckedDirectory,
+    plans: list[install_plan.PoolInstallPlan],
     checker: HostChecker,
     base_size: int,
 ) -> list[str]:
     settings = checked.found.settings or ImageMode()
     own = [each for each in plans if each.name in BOOTSTRAP_POOLS and each.source in _BUILT]
-    wanted = {each.name: checked.architectures.get(each.name, DEFAULT_ARCHITECTURE) for each in own}
+    wanted = {
+        each.name: checked.architectures.get(each.name, manifest_checks.DEFAULT_ARCHITECTURE)
+        for each in own
+    }
     found = checker.check_architectures(wanted)
     return found + (checker.find_problems(directory, settings, own, base_size) if own else [])

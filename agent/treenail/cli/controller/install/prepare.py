@@ -3,17 +3,10 @@
 import argparse
 import json
 
+from treenail.cli import terminal
+from treenail.cli.controller.install import check_arguments
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.controller.install.check_arguments import (
-    add_check_arguments,
-    create_online_checks,
-    print_problems,
-    read_options,
-)
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.installer.directory.install_files import InstallFiles
-from treenail.installer.directory.prepare import prepare_directory
-from treenail.installer.directory.problems import InstallDirectoryError
+from treenail.installer.directory import install_files, prepare, problems
 from treenail.installer.log_bundle.gather import build_gather_hook
 
 
@@ -28,7 +21,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "and remove the field from install-config.yaml, because other installers refuse it. A "
         "MachineOSConfig among the manifests takes precedence over the field. A second run changes "
         "nothing.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "prepare the install directory",
                 "treenail-controller install prepare --dir cluster",
@@ -38,10 +31,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller install prepare --dir cluster --push-secret push.json",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
-    add_check_arguments(parser)
+    check_arguments.add_check_arguments(parser)
     parser.add_argument(
         "--gather-hook",
         action="store_true",
@@ -56,11 +49,13 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     if arguments.gather_hook:
         print(json.dumps(build_gather_hook(), indent=1))
         return 0
-    options = read_options(arguments)
+    options = check_arguments.read_options(arguments)
     try:
-        online = create_online_checks(arguments)
-        lines = prepare_directory(arguments.directory, options, InstallFiles(), online)
-    except InstallDirectoryError as error:
-        return print_problems(arguments.program, error)
-    print_lines(lines)
+        online = check_arguments.create_online_checks(arguments)
+        lines = prepare.prepare_directory(
+            arguments.directory, options, install_files.InstallFiles(), online
+        )
+    except problems.InstallDirectoryError as error:
+        return check_arguments.print_problems(arguments.program, error)
+    terminal.print_lines(lines)
     return 0

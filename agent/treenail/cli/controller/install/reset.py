@@ -2,8 +2,8 @@
 
 import argparse
 
+from treenail.cli import terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
 from treenail.errors import UsageError
 
 
@@ -15,11 +15,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Remove the state of an installation and the rendered files, so that install "
         "bootstrap begins again. Keep manifests, built images, logs and certificates: an image of "
         "equal inputs is not built again.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("begin again", "treenail-controller install reset --dir cluster"),
             ("remove the images too", "treenail-controller install reset --dir cluster --images"),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     add_directory_argument(parser)
     parser.add_argument(
@@ -48,7 +48,7 @@ def run_reset(arguments: argparse.Namespace) -> int:
     with hold_install_lock(directory, files):
         removed = reset_installation(directory, files, with_images=arguments.images)
     if not removed:
-        print_lines(["nothing to remove"])
+        terminal.print_lines(["nothing to remove"])
     for path in removed:
-        print_lines([f"removed {path}"])
+        terminal.print_lines([f"removed {path}"])
     return 0

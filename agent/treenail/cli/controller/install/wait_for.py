@@ -5,12 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail.cli.argument_parser import parse_duration
+from treenail import clocks, errors
+from treenail.cli import argument_parser, output, terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.cli.output import EXIT_AT_TARGET, EXIT_FAILED, EXIT_INSTALL_FAILED
-from treenail.cli.terminal import HelpFormatter, format_examples, print_lines
-from treenail.clocks import Clock, SystemClock
-from treenail.errors import TreenailError
 
 if TYPE_CHECKING:
     from treenail.installer.directory.install_files import InstallDirectory
@@ -31,7 +28,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         description="Print what an installation does, until it is complete or has failed. Exit "
         "code 0: it is complete, 1: it is not complete within --timeout, or no process continues "
         "it, 5: it failed, and the message has the reason.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             (
                 "wait on the bootstrap host, or where the installer ran",
                 f"treenail-controller install wait-for {_BOOTSTRAP} --dir cluster",
@@ -41,7 +38,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 f"treenail-controller install wait-for {_INSTALL} --dir cluster",
             ),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument(
         "target", choices=(_BOOTSTRAP, _INSTALL), metavar="TARGET",
@@ -56,7 +53,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "this kubeconfig (default: DIR/auth/kubeconfig)",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout", metavar="TIME", type=parse_duration,
+        "--timeout", metavar="TIME", type=argument_parser.parse_duration,
         help="wait for this time at most, such as 45s, 30m or 1h30m (default: no limit)",
     )  # fmt: skip
     parser.set_defaults(run=run_wait_for)
@@ -67,7 +64,7 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
     from treenail.installer.directory.install_files import require_directory
 
     require_directory(arguments.directory, "wait for an installation from")
-    clock = SystemClock()
+    clock = clocks.SystemClock()
     watch = _InstallWatch(str(arguments.directory.resolve()), arguments.timeout, clock)
     code = _wait_for_bootstrap(arguments, watch, clock)
     if code or arguments.target == _BOOTSTRAP:
@@ -75,7 +72,9 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
     return _wait_for_pools(arguments, watch, clock)
 
 
-def _wait_for_bootstrap(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
+def _wait_for_bootstrap(
+    arguments: argparse.Namespace, watch: "_InstallWatch", clock: clocks.Clock
+) -> int:
     from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
     from treenail.installer.directory.install_state import (
         InstallStateError,
@@ -109,7 +108,9 @@ def _wait_for_bootstrap(arguments: argparse.Namespace, watch: "_InstallWatch", c
         clock.sleep(_POLL_S)
 
 
-def _wait_for_pools(arguments: argparse.Namespace, watch: "_InstallWatch", clock: Clock) -> int:
+def _wait_for_pools(
+    arguments: argparse.Namespace, watch: "_InstallWatch", clock: clocks.Clock
+) -> int:
     kubeconfig = _find_kubeconfig(arguments)
     while True:
         code = watch.handle_pools(*_read_pools(str(kubeconfig), clock))
@@ -125,7 +126,7 @@ def _find_kubeconfig(arguments: argparse.Namespace) -> Path:
     return Path(arguments.kubeconfig or directory.kubeconfig)
 
 
-def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
+def _read_pools(kubeconfig: str, clock: clocks.Clock) -> tuple[str, str]:
     """Return what pools still lack, and why the images of pools cannot be built."""
     from treenail.cli.controller.connect import create_transport
     from treenail.controllers.handover.handover_objects import parse_objects
@@ -148,9 +149,9 @@ def _read_pools(kubeconfig: str, clock: Clock) -> tuple[str, str]:
     return "; ".join(found.missing), "; ".join(found.failed)
 
 
-def _print_unusable_state(error: TreenailError) -> int:
-    print_lines([f"the installation cannot continue: {error}", f"  {error.remedy}"])
-    return EXIT_INSTALL_FAILED
+def _print_unusable_state(error: errors.TreenailError) -> int:
+    terminal.print_lines([f"the installation cannot continue: {error}", f"  {error.remedy}"])
+    return output.EXIT_INSTALL_FAILED
 
 
 def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
@@ -170,7 +171,7 @@ def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
     manifests = read_install_manifests(directory.root)
     machines = find_machine_count(manifests, read_config_content(directory))
     try:
-        with closing(create_transport([kubeconfig], "", SystemClock())) as transport:
+        with closing(create_transport([kubeconfig], "", clocks.SystemClock())) as transport:
             client = Client(transport)
             missing = describe_missing_handover(client, None)
             return missing or find_missing_nodes(client, read_registry(client), machines)
@@ -181,7 +182,7 @@ def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
 class _InstallWatch:
     """Prints what changed, and decides when the wait ends."""
 
-    def __init__(self, root: str, timeout_s: float | None, clock: Clock) -> None:
+    def __init__(self, root: str, timeout_s: float | None, clock: clocks.Clock) -> None:
         self._root = root
         self._clock = clock
         self._began = clock.monotonic()
@@ -198,7 +199,7 @@ class _InstallWatch:
         if status is not None:
             self._print_progress(status)
             if status.phase is InstallPhase.COMPLETE:
-                return EXIT_AT_TARGET
+                return output.EXIT_AT_TARGET
             # A process that starts again after a failure has not published that yet.
             if status.phase is InstallPhase.FAILED and not has_process:
                 return self._print_failure(status)
@@ -223,41 +224,41 @@ class _InstallWatch:
         if now - self._alone_since < limit_s:
             return None
         start = f"treenail-controller install bootstrap --dir {self._root}"
-        print_lines([f"no process installs from {self._root}", f"  start it: {start}"])
-        return EXIT_FAILED
+        terminal.print_lines([f"no process installs from {self._root}", f"  start it: {start}"])
+        return output.EXIT_FAILED
 
     def handle_cluster(self, missing: str) -> int | None:
         """Return the exit code for what the cluster lacks; None to continue."""
         if not missing:
-            print_lines(["the cluster needs the bootstrap host no longer"])
-            return EXIT_AT_TARGET
+            terminal.print_lines(["the cluster needs the bootstrap host no longer"])
+            return output.EXIT_AT_TARGET
         self._print_text(missing)
         return self._check_time()
 
     def handle_pools(self, missing: str, failure: str) -> int | None:
         """Return the exit code for what the pools lack; None to continue."""
         if not missing and not failure:
-            print_lines(["all pools in image mode have their image"])
-            return EXIT_AT_TARGET
+            terminal.print_lines(["all pools in image mode have their image"])
+            return output.EXIT_AT_TARGET
         now = self._clock.monotonic()
         if failure != self._failure:
             self._failure, self._failed_since = failure, now
         # A Secret may reach the cluster after the object that names it.
         if failure and now - self._failed_since >= _GRACE_S:
-            print_lines([f"the installation failed: {failure}"])
-            return EXIT_INSTALL_FAILED
+            terminal.print_lines([f"the installation failed: {failure}"])
+            return output.EXIT_INSTALL_FAILED
         self._print_text("; ".join(filter(None, (missing, failure))))
         return self._check_time()
 
     def _check_time(self) -> int | None:
         if self._timeout_s is None or self._clock.monotonic() - self._began < self._timeout_s:
             return None
-        print_lines([f"not complete within {self._timeout_s:g} s: {self._shown}"])
-        return EXIT_FAILED
+        terminal.print_lines([f"not complete within {self._timeout_s:g} s: {self._shown}"])
+        return output.EXIT_FAILED
 
     def _print_text(self, text: str) -> None:
         if text != self._shown:
-            print_lines([text])
+            terminal.print_lines([text])
             self._shown = text
 
     def _print_progress(self, status: "InstallStatus") -> None:
@@ -268,5 +269,5 @@ class _InstallWatch:
     def _print_failure(self, status: "InstallStatus") -> int:
         if (failure := status.failure) is not None:
             lines = [f"the installation failed in step {failure.step}: {failure.reason}"]
-            print_lines([*lines, *([f"  {failure.remedy}"] if failure.remedy else [])])
-        return EXIT_INSTALL_FAILED
+            terminal.print_lines([*lines, *([f"  {failure.remedy}"] if failure.remedy else [])])
+        return output.EXIT_INSTALL_FAILED

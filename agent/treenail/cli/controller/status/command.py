@@ -7,40 +7,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, Self
 
-from treenail.api.machineosbuild import MachineOSBuild
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.cli.controller.connect import (
-    add_connection_arguments,
-    add_leader_arguments,
-    connect_cluster,
-)
-from treenail.cli.controller.status.screen import StatusView, create_view, print_table
+from treenail import clocks, errors
+from treenail.api import machineosbuild, machineosconfig
+from treenail.cli import output_format, terminal
+from treenail.cli.controller import connect
+from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
-from treenail.cli.output_format import (
-    OutputFormat,
-    add_format_arguments,
-    format_object_name,
-    print_output,
-)
-from treenail.cli.terminal import HelpFormatter, find_width, format_examples
-from treenail.clocks import Clock, SystemClock
-from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.pools.rollout_policy import ObservedPolicy
+from treenail.controllers.pools import pool_membership, rollout_policy
 from treenail.controllers.runtime.informer_set import Informers
-from treenail.controllers.status import snapshot, status_table
-from treenail.controllers.status.leader_status import LeaderReader, LeaderReport
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import BuildRow, PoolRow, find_pool_builds
-from treenail.errors import ClusterError, UsageError
-from treenail.kube.api_client import Client
-from treenail.kube.resources import (
-    MACHINECONFIGPOOLS,
-    MACHINEOSBUILDS,
-    MACHINEOSCONFIGS,
-    NODES,
-    ROLLOUTPOLICIES,
-)
-from treenail.kube.watch import WatchScope
+from treenail.controllers.status import leader_status, snapshot, status_document, status_table
+from treenail.kube import api_client, resources, watch
 
 DEFAULT_INTERVAL_S = 2.0
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.1, 3600.0
@@ -55,16 +31,16 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="show pools and nodes, and follow them with --watch",
         description="Show pools and nodes in one table: state, booted version, progress, time out "
         "of service, what blocks them, and the estimated end.",
-        epilog=format_examples(
+        epilog=terminal.format_examples(
             ("print the table once", "treenail-controller status"),
             ("follow a rollout", "treenail-controller status --watch"),
             ("list what blocks the pools", _BLOCKERS_EXAMPLE),
         ),
-        formatter_class=HelpFormatter,
+        formatter_class=terminal.HelpFormatter,
     )
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
-    add_connection_arguments(parser)
-    add_leader_arguments(parser)
+    connect.add_connection_arguments(parser)
+    connect.add_leader_arguments(parser)
     parser.add_argument(
         "-w",
         "--watch",
@@ -81,7 +57,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     # The default since --watch exists.
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    add_format_arguments(parser)
+    output_format.add_format_arguments(parser)
     parser.set_defaults(run=print_status)
 
 
@@ -90,44 +66,51 @@ _BLOCKERS_EXAMPLE = "treenail-controller status -o json | jq '.pools[] | {name, 
 
 def print_status(arguments: argparse.Namespace) -> int:
     """Print the table; with --watch, follow it until Ctrl-C."""
-    chosen: OutputFormat = arguments.output
-    if arguments.watch and chosen is not OutputFormat.TABLE:
-        raise UsageError(
+    chosen: output_format.OutputFormat = arguments.output
+    if arguments.watch and chosen is not output_format.OutputFormat.TABLE:
+        raise errors.UsageError(
             f"cannot use --watch with -o {chosen}",
             remedy="leave one of them out; rollout status --wait waits in a script",
         )
-    clock = SystemClock()
-    with connect_cluster(arguments) as client:
+    clock = clocks.SystemClock()
+    with connect.connect_cluster(arguments) as client:
         if arguments.watch:
             # The table shows why it is outdated; a log would write between its lines.
             logging.getLogger("treenail").addHandler(logging.NullHandler())
             with WatchedPools(client, clock, namespace=arguments.namespace or "") as pools:
-                view = create_view(sys.stdout, os.environ)
+                view = screen.create_view(sys.stdout, os.environ)
                 if arguments.pool:
                     choose_pools(pools.read_rows(), arguments.pool)
                 follow_status(
                     pools, clock, view, names=arguments.pool, interval_s=arguments.interval
                 )
-        leader = LeaderReader(client, clock, arguments.namespace or "").read_leader()
+        leader = leader_status.LeaderReader(client, clock, arguments.namespace or "").read_leader()
         found = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
-    if chosen in (OutputFormat.TABLE, OutputFormat.WIDE):
-        width = None if chosen is OutputFormat.WIDE else find_width(sys.stdout)
-        table = format_table(found, width, is_wide=chosen is OutputFormat.WIDE)
-        print_table([*format_leader(leader, width), *table], sys.stdout)
+    if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
+        width = (
+            None if chosen is output_format.OutputFormat.WIDE else terminal.find_width(sys.stdout)
+        )
+        table = format_table(found, width, is_wide=chosen is output_format.OutputFormat.WIDE)
+        screen.print_table([*format_leader(leader, width), *table], sys.stdout)
         return 0
-    print_output(
+    output_format.print_output(
         chosen,
         kind=DOCUMENT_KIND,
-        content=lambda: build_status_document(found, now=clock.now(), leader=leader),
+        content=lambda: status_document.build_status_document(
+            found, now=clock.now(), leader=leader
+        ),
         lines=tuple,
-        names=lambda: [format_object_name(MACHINECONFIGPOOLS, each.name) for each in found],
+        names=lambda: [
+            output_format.format_object_name(resources.MACHINECONFIGPOOLS, each.name)
+            for each in found
+        ],
     )
     return 0
 
 
 def read_pool_rows(
-    client: Client, now: float, leader: LeaderReport | None = None
-) -> tuple[PoolRow, ...]:
+    client: api_client.Client, now: float, leader: leader_status.LeaderReport | None = None
+) -> tuple[status_table.PoolRow, ...]:
     """Read the rows of the table."""
     policies = snapshot.try_read_policies(client)
     return status_table.build_rows(
@@ -140,12 +123,14 @@ def read_pool_rows(
     )
 
 
-def choose_pools(found: Sequence[PoolRow], names: Sequence[str]) -> tuple[PoolRow, ...]:
+def choose_pools(
+    found: Sequence[status_table.PoolRow], names: Sequence[str]
+) -> tuple[status_table.PoolRow, ...]:
     """Return the rows of these pools, or all rows; raise `UsageError` for one that is missing."""
     known = {each.name for each in found}
     for name in names:
         if name not in known:
-            raise UsageError(
+            raise errors.UsageError(
                 f"cannot find MachineConfigPool {name}: the cluster has "
                 f"{', '.join(sorted(known)) or 'none'}",
                 remedy="name one of these",
@@ -156,8 +141,8 @@ def choose_pools(found: Sequence[PoolRow], names: Sequence[str]) -> tuple[PoolRo
 class PoolReader(Protocol):
     """Source of the rows. Raises `ClusterError` when they may be outdated."""
 
-    def read_rows(self) -> tuple[PoolRow, ...]: ...
-    def read_leader(self) -> LeaderReport: ...
+    def read_rows(self) -> tuple[status_table.PoolRow, ...]: ...
+    def read_leader(self) -> leader_status.LeaderReport: ...
 
 
 class WatchedPools:
@@ -167,28 +152,40 @@ class WatchedPools:
     nodes.
     """
 
-    def __init__(self, client: Client, clock: Clock, *, namespace: str = "") -> None:
+    def __init__(
+        self, client: api_client.Client, clock: clocks.Clock, *, namespace: str = ""
+    ) -> None:
         self._clock = clock
-        self._leader_reader = LeaderReader(client, clock, namespace)
+        self._leader_reader = leader_status.LeaderReader(client, clock, namespace)
         self._informers = Informers(client, clock)
         self._pools = self._informers.add_view(
-            WatchScope(MACHINECONFIGPOOLS), ObservedPool.from_json
+            watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
         )
-        self._nodes = self._informers.add_view(WatchScope(NODES), snapshot.parse_node)
-        self._read_policies: Callable[[], Mapping[str, ObservedPolicy] | None] = lambda: None
+        self._nodes = self._informers.add_view(
+            watch.WatchScope(resources.NODES), snapshot.parse_node
+        )
+        self._read_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy] | None] = (
+            lambda: None
+        )
         if snapshot.try_read_policies(client) is not None:
             self._read_policies = self._informers.add_view(
-                WatchScope(ROLLOUTPOLICIES), ObservedPolicy.from_json, optional=True
+                watch.WatchScope(resources.ROLLOUTPOLICIES),
+                rollout_policy.ObservedPolicy.from_json,
+                optional=True,
             ).get_all
-        self._read_builds: Callable[[], Mapping[str, BuildRow]] = dict
+        self._read_builds: Callable[[], Mapping[str, status_table.BuildRow]] = dict
         if snapshot.can_read_builds(client):
             configs = self._informers.add_view(
-                WatchScope(MACHINEOSCONFIGS), MachineOSConfig.from_json, optional=True
+                watch.WatchScope(resources.MACHINEOSCONFIGS),
+                machineosconfig.MachineOSConfig.from_json,
+                optional=True,
             )
             builds = self._informers.add_view(
-                WatchScope(MACHINEOSBUILDS), MachineOSBuild.from_json, optional=True
+                watch.WatchScope(resources.MACHINEOSBUILDS),
+                machineosbuild.MachineOSBuild.from_json,
+                optional=True,
             )
-            self._read_builds = lambda: find_pool_builds(
+            self._read_builds = lambda: status_table.find_pool_builds(
                 configs.get_all(), builds.get_all(), clock.now()
             )
 
@@ -199,12 +196,12 @@ class WatchedPools:
     def __exit__(self, *_: object) -> None:
         self._informers.stop()
 
-    def read_rows(self) -> tuple[PoolRow, ...]:
+    def read_rows(self) -> tuple[status_table.PoolRow, ...]:
         """Return the present rows; raise `ClusterError` when they may be outdated."""
         self._informers.wait_until_synced(_LIST_LIMIT_S)
         self._informers.check_silent()
         if reason := self._informers.summarize_problem():
-            raise ClusterError(reason)
+            raise errors.ClusterError(reason)
         return status_table.build_rows(
             self._pools.get_all(),
             self._nodes.get_all(),
@@ -214,26 +211,26 @@ class WatchedPools:
             builds=self._read_builds(),
         )
 
-    def read_leader(self) -> LeaderReport:
+    def read_leader(self) -> leader_status.LeaderReport:
         """Return whether a controller leads."""
         return self._leader_reader.read_leader()
 
 
 def follow_status(
     pools: PoolReader,
-    clock: Clock,
-    view: StatusView,
+    clock: clocks.Clock,
+    view: screen.StatusView,
     *,
     names: Sequence[str] = (),
     interval_s: float = DEFAULT_INTERVAL_S,
 ) -> None:
     """Update the view, also after the API server was unreachable; without names show all pools."""
-    rows: Sequence[PoolRow] = ()
+    rows: Sequence[status_table.PoolRow] = ()
     while True:
         problem, leader = "", pools.read_leader()
         try:
             rows = tuple(each for each in pools.read_rows() if not names or each.name in names)
-        except ClusterError as error:
+        except errors.ClusterError as error:
             problem = str(error)
         view.show_rows(rows, now=clock.now(), problem=problem, leader=leader)
         clock.sleep(interval_s)

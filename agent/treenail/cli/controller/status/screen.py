@@ -7,6 +7,8 @@ from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from treenail import clocks, sanitize
+from treenail.cli import output, terminal
 from treenail.cli.controller.status.text import (
     RICH_STYLES,
     StyledLine,
@@ -17,12 +19,7 @@ from treenail.cli.controller.status.text import (
     format_table,
     format_version,
 )
-from treenail.cli.output import GuardedStream
-from treenail.cli.terminal import wrap_text
-from treenail.clocks import format_rfc3339
-from treenail.controllers.status.leader_status import LeaderReport
-from treenail.controllers.status.status_table import PoolRow
-from treenail.sanitize import escape_line, escape_text
+from treenail.controllers.status import leader_status, status_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,11 +37,11 @@ class StatusView(Protocol):
 
     def show_rows(
         self,
-        rows: Sequence[PoolRow],
+        rows: Sequence[status_table.PoolRow],
         *,
         now: float,
         problem: str = "",
-        leader: LeaderReport | None = None,
+        leader: leader_status.LeaderReport | None = None,
     ) -> None:
         """Show the rows; ``problem`` and ``leader`` say why they may be outdated."""
 
@@ -77,7 +74,7 @@ class StyleRenderer:
         return [self._render_line(line) for line in lines]
 
     def _render_line(self, line: StyledLine) -> str:
-        text = escape_text(str(line))
+        text = sanitize.escape_text(str(line))
         if self._console is None or text != str(line):
             return text
         from rich.text import Text
@@ -100,11 +97,11 @@ class LiveTable:
 
     def show_rows(
         self,
-        rows: Sequence[PoolRow],
+        rows: Sequence[status_table.PoolRow],
         *,
         now: float,
         problem: str = "",
-        leader: LeaderReport | None = None,
+        leader: leader_status.LeaderReport | None = None,
     ) -> None:
         """Draw the table; with a problem, above the last one that was up to date."""
         del now
@@ -113,7 +110,8 @@ class LiveTable:
         if problem:
             text = f"cannot update the table: {problem}"
             lines = [
-                StyledLine(((each, "bad"),)) for each in wrap_text(escape_line(text), size.columns)
+                StyledLine(((each, "bad"),))
+                for each in terminal.wrap_text(sanitize.escape_line(text), size.columns)
             ]
         elif leader is not None:
             lines = [*format_leader(leader, size.columns)]
@@ -151,11 +149,11 @@ class ChangeLog:
 
     def show_rows(
         self,
-        rows: Sequence[PoolRow],
+        rows: Sequence[status_table.PoolRow],
         *,
         now: float,
         problem: str = "",
-        leader: LeaderReport | None = None,
+        leader: leader_status.LeaderReport | None = None,
     ) -> None:
         """Print the pools and nodes that changed."""
         self._print_change(now, ("", ""), problem and f"cannot update the table: {problem}")
@@ -181,7 +179,7 @@ class ChangeLog:
         if self._shown.get(subject, "") != text:
             self._shown[subject] = text
             if text:
-                self._stream.write(f"{format_rfc3339(now)} {escape_line(text)}\n")
+                self._stream.write(f"{clocks.format_rfc3339(now)} {sanitize.escape_line(text)}\n")
 
 
 def render_svg(lines: Sequence[StyledLine], *, title: str, width: int) -> str:
@@ -209,4 +207,4 @@ def _create_console() -> "Console | None":
 
 
 def _find_unguarded(stream: TextIO) -> TextIO:
-    return stream.unguarded if isinstance(stream, GuardedStream) else stream
+    return stream.unguarded if isinstance(stream, output.GuardedStream) else stream

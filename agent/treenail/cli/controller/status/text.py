@@ -7,28 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from treenail.cli.terminal import (
-    cut_text,
-    format_duration,
-    measure_text,
-    pad_text,
-    shorten_middle,
-    shorten_text,
-    wrap_text,
-)
-from treenail.controllers.pools.holders import WAIT_REASONS
-from treenail.controllers.pools.node_facts import RolloutTarget
+from treenail.cli import terminal
+from treenail.controllers.pools import holders, node_facts
 from treenail.controllers.pools.os_image import TAG_RESOLVED
-from treenail.controllers.status.leader_status import LeaderReport, LeaderState
-from treenail.controllers.status.status_table import (
-    CONFLICT,
-    PHASE_WIDTH,
-    REJECTED,
-    BuildRow,
-    NodeRow,
-    PoolRow,
-    RolloutBlocker,
-)
+from treenail.controllers.status import leader_status, status_table
 from treenail.sanitize import escape_line
 
 StyledSpan = tuple[str, str]
@@ -60,14 +42,14 @@ class StyledLine:
 
     def cut(self, width: int | None) -> "StyledLine":
         """Return the line with at most ``width`` columns; an ellipsis shows that it is longer."""
-        if width is None or measure_text(str(self)) <= width:
+        if width is None or terminal.measure_text(str(self)) <= width:
             return self
         spans, left = [], width - 1
         for text, style in self.spans:
-            part = cut_text(text, left)
+            part = terminal.cut_text(text, left)
             spans.append((part, style))
             # Nothing follows a part: a character of two columns may leave one column free.
-            left = left - measure_text(part) if part == text else 0
+            left = left - terminal.measure_text(part) if part == text else 0
         return StyledLine((*spans, ("…", "")))
 
 
@@ -103,13 +85,18 @@ _STATE_STYLES = {
     "Halted": "bad",
     "Stalled": "bad",
 }
-_BUILD_STYLES = {"Succeeded": "faint", "Failed": "bad", "Interrupted": "bad", REJECTED: "bad"}
-_PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": "", CONFLICT: "bad"}
-_REASON_STYLES = {"failed": "bad", CONFLICT: "bad"}
+_BUILD_STYLES = {
+    "Succeeded": "faint",
+    "Failed": "bad",
+    "Interrupted": "bad",
+    status_table.REJECTED: "bad",
+}
+_PHASE_STYLES = {"updated": "good", "failed": "bad", "waiting": "", status_table.CONFLICT: "bad"}
+_REASON_STYLES = {"failed": "bad", status_table.CONFLICT: "bad"}
 
 
 def format_table(
-    found: Sequence[PoolRow],
+    found: Sequence[status_table.PoolRow],
     width: int | None = None,
     *,
     is_wide: bool = False,
@@ -127,15 +114,15 @@ def format_table(
     yield from lines
 
 
-def format_leader(leader: LeaderReport, width: int | None) -> Iterator[StyledLine]:
+def format_leader(leader: leader_status.LeaderReport, width: int | None) -> Iterator[StyledLine]:
     """Yield why what pools report may be outdated, and what helps; nothing while one leads."""
-    style = "bad" if leader.state is LeaderState.NONE else "busy"
+    style = "bad" if leader.state is leader_status.LeaderState.NONE else "busy"
     if leader.message:
         yield from _wrap(leader.message, width, "", style)
         yield from _wrap(leader.remedy, width, "  ", "")
 
 
-def format_summary(row: PoolRow) -> str:
+def format_summary(row: status_table.PoolRow) -> str:
     """Format state, counts and estimate of a pool in one sentence, without its name."""
     counts = row.counts
     state = f"{row.state}, last reported {row.reported_state}" if row.reported_state else row.state
@@ -151,17 +138,17 @@ def format_summary(row: PoolRow) -> str:
     return ", ".join(parts)
 
 
-def format_build(build: BuildRow) -> str:
+def format_build(build: status_table.BuildRow) -> str:
     """Format state, duration and message of an image build in one sentence."""
     text = f"image build: {build.state}"
     if build.seconds is not None:
-        text += f", {format_duration(build.seconds)}"
+        text += f", {terminal.format_duration(build.seconds)}"
     return escape_line(f"{text}: {build.message}" if build.message else text)
 
 
-def format_blocker(blocker: RolloutBlocker) -> str:
+def format_blocker(blocker: status_table.RolloutBlocker) -> str:
     """Format who or what blocks, in one sentence."""
-    lead = "waiting" if blocker.kind in WAIT_REASONS else f"blocked ({blocker.kind})"
+    lead = "waiting" if blocker.kind in holders.WAIT_REASONS else f"blocked ({blocker.kind})"
     return f"{lead}: {blocker.message}"
 
 
@@ -175,10 +162,10 @@ def format_rough_duration(seconds: float) -> str:
     """Format an estimate, in steps that do not change at every look."""
     if seconds < 60:
         return f"{max(5, round(seconds / 5) * 5)} s"
-    return format_duration(round(seconds / 60) * 60)
+    return terminal.format_duration(round(seconds / 60) * 60)
 
 
-def shorten_target(target: RolloutTarget) -> str:
+def shorten_target(target: node_facts.RolloutTarget) -> str:
     """Shorten a rendered config to 8 digits of its hash, and an image to 8 of its digest."""
     found = _RENDERED.fullmatch(target.config)
     config = found[1] if found else target.config or "-"
@@ -188,7 +175,7 @@ def shorten_target(target: RolloutTarget) -> str:
 
 
 def _format_pools(
-    found: Sequence[PoolRow], width: int | None, *, is_wide: bool, max_idle: int
+    found: Sequence[status_table.PoolRow], width: int | None, *, is_wide: bool, max_idle: int
 ) -> Iterator[StyledLine]:
     if not found:
         yield StyledLine.plain_text("no MachineConfigPools found")
@@ -199,9 +186,9 @@ def _format_pools(
         yield from _format_nodes(row, width, is_wide=is_wide, max_idle=max_idle)
 
 
-def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
+def _format_pool(row: status_table.PoolRow, width: int | None) -> Iterator[StyledLine]:
     name = escape_line(row.name)
-    heading = [*wrap_text(f"{name}: {format_summary(row)}", width, hanging="  ")]
+    heading = [*terminal.wrap_text(f"{name}: {format_summary(row)}", width, hanging="  ")]
     style = _STATE_STYLES.get(row.state, "")
     lead = f"{name}: "
     if heading[0].startswith(f"{lead}{row.state}"):
@@ -225,16 +212,16 @@ def _format_pool(row: PoolRow, width: int | None) -> Iterator[StyledLine]:
         text = f"image tag not followed ({tag.reason}): {tag.message}"
         yield from _wrap(escape_line(text), width, "  ", "bad")
     for blocker in own:
-        is_wait = blocker.kind in WAIT_REASONS
+        is_wait = blocker.kind in holders.WAIT_REASONS
         yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
     if not own and row.state == "Unknown" and row.message and not row.reported_state:
         yield from _wrap(row.message, width, "  ", "")
 
 
 def _format_nodes(
-    row: PoolRow, width: int | None, *, is_wide: bool, max_idle: int
+    row: status_table.PoolRow, width: int | None, *, is_wide: bool, max_idle: int
 ) -> Iterator[StyledLine]:
-    nodes: Sequence[NodeRow] = row.nodes
+    nodes: Sequence[status_table.NodeRow] = row.nodes
     if not nodes:
         yield StyledLine.plain_text("  no nodes")
         return
@@ -262,11 +249,14 @@ def _format_nodes(
         )
 
 
-def _is_reason_in_heading(row: PoolRow, node: NodeRow) -> bool:
+def _is_reason_in_heading(row: status_table.PoolRow, node: status_table.NodeRow) -> bool:
     """Return whether the lines above the table have the reason of this node."""
     return any(
         node.reason in each.message
-        and (node.phase == CONFLICT or (each.kind == "halted" and each.node == node.name))
+        and (
+            node.phase == status_table.CONFLICT
+            or (each.kind == "halted" and each.node == node.name)
+        )
         for each in row.blockers
     )
 
@@ -274,24 +264,24 @@ def _is_reason_in_heading(row: PoolRow, node: NodeRow) -> bool:
 class _Columns:
     """The columns of one pool: their widths depend on its nodes and on the terminal."""
 
-    def __init__(self, row: PoolRow, width: int | None, *, is_wide: bool) -> None:
+    def __init__(self, row: status_table.PoolRow, width: int | None, *, is_wide: bool) -> None:
         self._width = width
         self._is_wide = is_wide
         is_narrow = width is not None and width < _NARROW
         self._has_target = not is_narrow
         self._bar = _NARROW_BAR_WIDTH if is_narrow else _BAR_WIDTH
         states = [escape_line(node.state) for node in row.nodes]
-        self._states = max(map(measure_text, [*states, "STATE"]))
-        booted = [measure_text(_format_booted(node)) for node in row.nodes]
+        self._states = max(map(terminal.measure_text, [*states, "STATE"]))
+        booted = [terminal.measure_text(_format_booted(node)) for node in row.nodes]
         self._booted = min(max([*booted, len("BOOTED")]), _MAX_BOOTED)
-        self._progress = self._bar + len(" 100% ") + PHASE_WIDTH
+        self._progress = self._bar + len(" 100% ") + status_table.PHASE_WIDTH
         others = self._states + self._booted + self._progress + _OUTAGE_WIDTH + 10
         others += 20 if self._has_target else 0
         names = [escape_line(node.name) for node in row.nodes]
         if width is not None:
             names = _shorten_names(names, max(_MIN_NAME, width - others))
         self._names = dict(zip((node.name for node in row.nodes), names, strict=True))
-        self._name = max(map(measure_text, [*names, "NODE"]))
+        self._name = max(map(terminal.measure_text, [*names, "NODE"]))
 
     def format_heading(self) -> StyledLine:
         text = (
@@ -301,20 +291,23 @@ class _Columns:
         text += "  AT" if self._has_target else ""
         return StyledLine((style_text(text, "faint"),)).cut(self._width)
 
-    def format_node(self, node: NodeRow) -> StyledLine:
+    def format_node(self, node: status_table.NodeRow) -> StyledLine:
         state = escape_line(node.state) or "-"
         style = _PHASE_STYLES.get(node.phase, "busy")
         full = node.percent * self._bar // 100
         percent = f" {node.percent:>3}% "
         booted = _format_booted(node)
         parts = [
-            (f"  {pad_text(self._names[node.name], self._name)}  ", ""),
+            (f"  {terminal.pad_text(self._names[node.name], self._name)}  ", ""),
             style_text(state, _STATE_STYLES.get(node.state, "")),
-            (" " * (self._states - measure_text(state) + 2), ""),
-            (f"{pad_text(shorten_text(booted, self._booted), self._booted)}  ", ""),
+            (" " * (self._states - terminal.measure_text(state) + 2), ""),
+            (
+                f"{terminal.pad_text(terminal.shorten_text(booted, self._booted), self._booted)}  ",
+                "",
+            ),
             style_text("█" * full, style),
             style_text("░" * (self._bar - full), "faint"),
-            (f"{percent}{node.phase:<{PHASE_WIDTH}}  ", ""),
+            (f"{percent}{node.phase:<{status_table.PHASE_WIDTH}}  ", ""),
             style_text(
                 f"{_format_outage(node):>{_OUTAGE_WIDTH}}", "" if node.is_in_service else "busy"
             ),
@@ -323,7 +316,7 @@ class _Columns:
             parts.append((f"  {self._format_position(node)}", ""))
         return StyledLine(tuple(parts)).cut(self._width)
 
-    def _format_position(self, node: NodeRow) -> str:
+    def _format_position(self, node: status_table.NodeRow) -> str:
         prestage = f" (pre-{node.prestage})" if node.prestage else ""
         if self._width is not None and not self._is_wide:
             return f"{shorten_target(node.current)}{prestage}"
@@ -331,7 +324,7 @@ class _Columns:
         return escape_line(f"{_format_target(node.current)}{arrow}{prestage}")
 
 
-def _format_target(target: RolloutTarget) -> str:
+def _format_target(target: node_facts.RolloutTarget) -> str:
     """Format the config and the first 12 digits of the image digest."""
     if not target.image:
         return target.config or "-"
@@ -339,26 +332,26 @@ def _format_target(target: RolloutTarget) -> str:
     return f"{target.config} {digest[:12] or target.image}"
 
 
-def _format_booted(node: NodeRow) -> str:
+def _format_booted(node: status_table.NodeRow) -> str:
     return escape_line(format_version(node.os_image)) or "-"
 
 
-def _format_outage(node: NodeRow) -> str:
+def _format_outage(node: status_table.NodeRow) -> str:
     if node.out_of_service_s is None:
         return "" if node.is_in_service else "out"
-    return format_duration(node.out_of_service_s).replace(" min", "m").replace(" s", "s")
+    return terminal.format_duration(node.out_of_service_s).replace(" min", "m").replace(" s", "s")
 
 
 def _shorten_names(names: Sequence[str], limit: int) -> list[str]:
     """Shorten names that do not fit: first without their domain, if all have the same one."""
-    if max(map(measure_text, names)) <= limit:
+    if max(map(terminal.measure_text, names)) <= limit:
         return [*names]
     domains = {name.partition(".")[2] for name in names}
     if len(domains) == 1:
         names = [name.partition(".")[0] for name in names]
-    return [shorten_middle(name, limit) for name in names]
+    return [terminal.shorten_middle(name, limit) for name in names]
 
 
 def _wrap(text: str, width: int | None, indent: str, style: str) -> Iterator[StyledLine]:
-    for line in wrap_text(escape_line(text.replace("\n", " ")), width, indent=indent):
+    for line in terminal.wrap_text(escape_line(text.replace("\n", " ")), width, indent=indent):
         yield StyledLine((style_text(line, style),))
