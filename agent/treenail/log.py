@@ -21,8 +21,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TextIO
 
-from treenail.clocks import format_rfc3339
-from treenail.sanitize import escape_line
+from treenail import clocks, sanitize
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 SYSLOG_IDENTIFIER = "treenail"
@@ -125,7 +124,7 @@ class JournalHandler(logging.Handler):
         except OSError:
             suffix = "".join(f" {name}={value}" for name, value in context)
             self._print_line(
-                f"{format_rfc3339(record.created)} {record.levelname:7} {message}{suffix}\n"
+                f"{clocks.format_rfc3339(record.created)} {record.levelname:7} {message}{suffix}\n"
             )
 
     def close(self) -> None:
@@ -195,8 +194,8 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
         # A newline in a text from the cluster must not begin another line.
-        message = escape_line(super().formatMessage(record))
-        return f"{format_rfc3339(record.created)} {record.levelname:7} {message}"
+        message = sanitize.escape_line(super().formatMessage(record))
+        return f"{clocks.format_rfc3339(record.created)} {record.levelname:7} {message}"
 
 
 def log_to_stderr(level: int) -> None:

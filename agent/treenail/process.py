@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from treenail.clocks import Clock
+from treenail import clocks, sanitize
 from treenail.errors import CommandError, CommandTimeoutError
-from treenail.sanitize import sanitize_text
 
 _STDERR_MESSAGE_LIMIT = 256  # characters
 _STDERR_LIMIT = 4096
@@ -46,7 +45,7 @@ class ProgramRunner:
     memory that only the program can read.
     """
 
-    def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
+    def __init__(self, clock: clocks.Clock, environ: Mapping[str, str]) -> None:
         self._clock = clock
         self._environ = {**environ, "LC_ALL": "C.UTF-8"}
 
@@ -86,8 +85,8 @@ class ProgramRunner:
                     os.killpg(program.pid, signal.SIGKILL)
                 raise
         if program.returncode != 0:
-            stderr = sanitize_text(errors.decode("utf-8", "replace"), limit=_STDERR_LIMIT)
-            shown = sanitize_text(stderr, limit=_STDERR_MESSAGE_LIMIT)
+            stderr = sanitize.sanitize_text(errors.decode("utf-8", "replace"), limit=_STDERR_LIMIT)
+            shown = sanitize.sanitize_text(stderr, limit=_STDERR_MESSAGE_LIMIT)
             raise CommandError(
                 f"{argv[0]} {_describe_exit(program.returncode)}{': ' if shown else ''}{shown}",
                 stderr=stderr,

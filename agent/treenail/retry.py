@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from treenail.clocks import Clock
-from treenail.errors import BusError, TooManyRequestsError, UnreachableError
+from treenail import clocks, errors
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -25,7 +24,7 @@ _STARTING_ERRORS = {
 }
 
 
-def retry_api_write(call: Callable[[], T], clock: Clock) -> T:
+def retry_api_write(call: Callable[[], T], clock: clocks.Clock) -> T:
     """Call a write to the API server up to 4 times, with at most 10 s of pauses.
 
     Retry if the API server is unreachable or answers 429. Raise the last error.
@@ -35,7 +34,7 @@ def retry_api_write(call: Callable[[], T], clock: Clock) -> T:
     )
 
 
-def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
+def retry_bus_call(call: Callable[[], T], clock: clocks.Clock) -> T:
     """Call a D-Bus method up to 4 times, with at most 3 s of pauses.
 
     Retry if the service is starting or exiting: rpm-ostreed exits after 60 s without a client, and
@@ -47,7 +46,7 @@ def retry_bus_call(call: Callable[[], T], clock: Clock) -> T:
 
 
 def retry_registry_probe(
-    call: Callable[[], T], clock: Clock, should_retry: Callable[[BaseException], bool]
+    call: Callable[[], T], clock: clocks.Clock, should_retry: Callable[[BaseException], bool]
 ) -> T:
     """Call a probe of a registry up to 3 times, with at most 5 s of pauses.
 
@@ -61,7 +60,7 @@ def retry_registry_probe(
 
 def retry_registry_call(
     call: Callable[[], T],
-    clock: Clock,
+    clock: clocks.Clock,
     should_retry: Callable[[BaseException], bool],
     get_retry_after_s: Callable[[BaseException], float],
     *,
@@ -100,23 +99,23 @@ def compute_event_pause_s(failures: int) -> float:
 
 
 def _is_temporary(error: BaseException) -> bool:
-    return isinstance(error, UnreachableError | TooManyRequestsError)
+    return isinstance(error, errors.UnreachableError | errors.TooManyRequestsError)
 
 
 def _get_retry_after_s(error: BaseException) -> float:
-    return error.retry_after_s if isinstance(error, TooManyRequestsError) else 0.0
+    return error.retry_after_s if isinstance(error, errors.TooManyRequestsError) else 0.0
 
 
 def is_service_starting(error: BaseException) -> bool:
     """Return whether the bus answered, because the service does not run or left during the call."""
-    return isinstance(error, BusError) and (
+    return isinstance(error, errors.BusError) and (
         error.name in _STARTING_ERRORS or error.name.startswith(f"{_BUS_ERROR_PREFIX}Spawn.")
     )
 
 
 def _call_with_retries(
     call: Callable[[], T],
-    clock: Clock,
+    clock: clocks.Clock,
     should_retry: Callable[[BaseException], bool],
     get_retry_after_s: Callable[[BaseException], float] | None = None,
     *,
