@@ -22,12 +22,11 @@ from tests.oracle import needs_oracle, rendered
 from treenail.api import documents
 from treenail.api.decode import Json
 from treenail.api.ignition.model import IgnitionConfig
-from treenail.api.ignition.parser import parse_ignition
+from treenail.api.ignition.parser import VERSION2, parse_ignition
 from treenail.api.ignition.schema import NEWEST
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.ignition.emit import (
     KERNEL_ARGUMENTS_SINCE,
-    VERSION2,
     VERSIONS_SERVED,
     emit_ignition,
     split_kernel_arguments,

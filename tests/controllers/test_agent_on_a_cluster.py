@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_fixtures import REAL
 from tests.controllers.clusters import Place
-from tests.controllers.conftest import REAL
 from tests.mco.nodes import LabNodes
 from tests.node_access import NodeAccess
 from tests.waiting import wait_until

@@ -11,10 +11,10 @@ from tests.api.fuzzing import damaged, fuzz
 from tests.controllers.rollout.builders import NEW, pool, proceed
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.pools.node_facts import NodeFacts, NodeReport
 from treenail.controllers.pools.os_image import (
-    MachineOSBuild,
-    MachineOSConfig,
     compute_build_target,
     decide_built_image,
     read_pool_image,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_fixtures import KUBECONFIG
 from tests.contract.client import Cluster, Json
 from tests.contract.test_access import RBAC
 from tests.controllers.access_matrix import (
@@ -20,7 +21,6 @@ from tests.controllers.access_matrix import (
     list_cells,
 )
 from tests.controllers.clusters import LIMIT_S
-from tests.controllers.conftest import KUBECONFIG
 from tests.controllers.test_roles import MCO, Agents, run_alone
 from tests.records import write_record
 from tests.waiting import wait_until

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cluster_fixtures import REAL
 from tests.contract.client import Cluster
 from tests.contract.csr import (
     REQUESTS,
@@ -19,7 +20,6 @@ from tests.contract.csr import (
     make_request,
 )
 from tests.controllers.clusters import CLOCK, collection_of
-from tests.controllers.conftest import REAL
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.controllers.runtime.informer_set import Informers

@@ -12,15 +12,11 @@ import yaml
 
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.api.machineosbuild import MachineOSBuild
+from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import format_rfc3339
 from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.os_image import (
-    NO_BUILD,
-    MachineOSBuild,
-    MachineOSConfig,
-    PoolBuild,
-    find_pool_build,
-)
+from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
 from treenail.controllers.pools.pool_index import PoolIndex
 from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
 from treenail.controllers.pools.rollout_policy import ObservedPolicy

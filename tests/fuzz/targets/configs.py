@@ -35,7 +35,7 @@ from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
 from treenail.image.containerfile import expand_variables, parse_containerfile
 from treenail.image.inputs.containerfile_problems import find_containerfile_problems
-from treenail.installer.directory import install_config
+from treenail.installer.directory import install_config, install_files
 
 Json = dict[str, Any]
 _LONG_NUMBER = re.compile("[0-9]{18}")
@@ -163,7 +163,7 @@ def read_login_object(content: bytes) -> Iterable[str]:
 
 def read_install_config(content: bytes) -> Iterable[str]:
     """Read install-config.yaml, and treenail's own file."""
-    for name in ("install-config.yaml", install_config.OWN_INSTALL_CONFIG):
+    for name in ("install-config.yaml", install_files.OWN_INSTALL_CONFIG):
         found = install_config.parse_install_config(content, name)
         yield from (str(each) for each in found.problems)
 

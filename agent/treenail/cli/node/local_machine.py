@@ -11,11 +11,10 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 
 if TYPE_CHECKING:
+    from treenail.daemon.agent_settings import AgentSettings, PartialSettings
     from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
     from treenail.daemon.configuration.step_runner import StepRunner
     from treenail.host.systemd.system_bus import SystemBus
-if TYPE_CHECKING:
-    from treenail.daemon.agent_settings import AgentSettings, PartialSettings
 
 
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:

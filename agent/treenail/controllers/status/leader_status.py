@@ -9,12 +9,8 @@ from enum import StrEnum
 
 from treenail import clocks, errors
 from treenail.api import decode
+from treenail.controllers.runtime.runtime import DEFAULT_NAMESPACE, LEASE_NAME
 from treenail.kube import api_client, resources
-
-LEASE_NAME = "treenail-controller"
-"""Name of the Lease; the Deployment of the controllers has the same."""
-DEFAULT_NAMESPACE = "treenail"
-"""Namespace of the controllers, unless the user names another."""
 
 _SKEW_S = 5.0
 """The clock of this machine and that of the controllers may differ by this much."""
