@@ -23,11 +23,11 @@ from treenail.cli.controller.main import main
 from treenail.manifests.ignition_server import (
     CERTIFICATE_SECRET,
     NAME,
-    TOKEN_SECRET,
     build_server_documents,
 )
 from treenail.manifests.installation import InstallOptions
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
+from treenail.provisioning.tokens.token_store import TOKEN_SECRET
 from treenail.provisioning.tokens.tokens import read_name
 from treenail_lab.apiserver.access.certificates import render_kubeconfig
 

@@ -73,7 +73,7 @@ def test_list_that_an_apply_empties_is_refused(admin: Cluster) -> None:
 
 
 def machine_config_kinds(cluster: Cluster) -> None:
-    folder = resources.files("treenail.manifests").joinpath("manifests")
+    folder = resources.files("treenail.manifests").joinpath("crds")
     for entry in folder.iterdir():
         if entry.name.endswith(".yaml"):
             document = yaml.safe_load(entry.read_text("utf-8"))
