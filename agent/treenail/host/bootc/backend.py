@@ -51,11 +51,11 @@ class SwitchRecord:
         """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
         try:
             content = self._files.read_file(SWITCH_RECORD_PATH)
-            found: object = None if content is None else codec.parse_json(content)
+            document: object = None if content is None else codec.parse_json(content)
         except (errors.FileError, ValueError) as error:
             log.warning("cannot read the record of the last switch: %s", error)
             return ""
-        match found:
+        match document:
             case {"image": str(image), "bootID": str(boot)} if boot == self._kernel.read_boot_id():
                 return image
             case _:
@@ -139,15 +139,20 @@ class BootcBackend:
         status = self._read_status() if switching is None else self._read_cached_status()
         pulled = self._units.find_run(PULL_UNIT)
         running = switching or (pulled if pulled and pulled.is_running else None)
-        found = tuple(
-            replace(each, labels=self._machine.ostree_metadata.read_labels(each.checksum))
-            for each in status.in_boot_order
+        in_boot_order = tuple(
+            replace(
+                deployment, labels=self._machine.ostree_metadata.read_labels(deployment.checksum)
+            )
+            for deployment in status.in_boot_order
         )
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
-        if image and not any(each.has_image(deployments.parse_digest(image)) for each in found[:1]):
-            found = (self._make_pulled_deployment(image), *found)
+        if image and not any(
+            deployment.has_image(deployments.parse_digest(image))
+            for deployment in in_boot_order[:1]
+        ):
+            in_boot_order = (self._make_pulled_deployment(image), *in_boot_order)
         return deployments.DeploymentStatus(
-            found,
+            in_boot_order,
             deployments.ActiveTransaction(running.description, "systemd", "") if running else None,
         )
 
@@ -180,14 +185,10 @@ class BootcBackend:
                 log.info("%s is booted already", change.image)
                 return
             self._refuse_unless_switchable(status, change.image)
-        found = self._units.find_run(PULL_UNIT)
-        if (
-            found is not None
-            and found.is_running_or_done
-            and _parse_pulled_image(found) != change.image
-        ):
+        run = self._units.find_run(PULL_UNIT)
+        if run is not None and run.is_running_or_done and _parse_pulled_image(run) != change.image:
             raise errors.HostError(
-                f"cannot stage {change.image}: {_parse_pulled_image(found)} was pulled before it",
+                f"cannot stage {change.image}: {_parse_pulled_image(run)} was pulled before it",
                 remedy=f"drop it with: systemctl stop {PULL_UNIT}",
             )
         self._pull_image(change.image, watch)
@@ -203,7 +204,7 @@ class BootcBackend:
         pulled = self._units.find_run(PULL_UNIT)
         image = _parse_pulled_image(pulled) if pulled and pulled.is_done else ""
         if not image or staged_id not in {
-            each.id for each in self.read_deployments().in_boot_order
+            deployment.id for deployment in self.read_deployments().in_boot_order
         }:
             raise errors.HostError(
                 f"cannot read the content of {staged_id}: it is no longer pulled",
@@ -400,9 +401,9 @@ class BootcBackend:
             and not staged.is_locked
         ):
             return
-        found = f"{staged.image} ({staged.digest})" if staged else "nothing"
+        result = f"{staged.image} ({staged.digest})" if staged else "nothing"
         raise errors.TransactionError(
-            f"bootc did not stage {image}: it staged {found}",
+            f"bootc did not stage {image}: it staged {result}",
             remedy=f"see: bootc status; journalctl -u {SWITCH_UNIT}",
         )
 

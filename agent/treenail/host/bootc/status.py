@@ -45,14 +45,14 @@ def parse_status(content: bytes) -> BootcStatus:
         document = codec.parse_json(content)
     except ValueError as error:
         raise errors.HostError(f"cannot read bootc status: it is no JSON: {error}") from error
-    found = _get_table(document)
-    if found.get("apiVersion") != _API:
+    table = _get_table(document)
+    if table.get("apiVersion") != _API:
         raise errors.HostError(
             "cannot read bootc status: its apiVersion is "
-            f"{sanitize.quote_value(found.get('apiVersion'))}, not {_API}",
+            f"{sanitize.quote_value(table.get('apiVersion'))}, not {_API}",
             remedy="update treenail or bootc",
         )
-    status = _get_table(found.get("status"))
+    status = _get_table(table.get("status"))
     booted = _get_table(status.get("booted"))
     if _is_composefs(booted):
         raise errors.HostError(
@@ -72,7 +72,7 @@ def parse_status(content: bytes) -> BootcStatus:
         booted=_parse_entry(booted, is_booted=True),
         staged=_parse_optional_entry(status.get("staged"), is_staged=True),
         rollback=_parse_optional_entry(status.get("rollback")),
-        other_deployments=tuple(_parse_entry(_get_table(each)) for each in others),
+        other_deployments=tuple(_parse_entry(_get_table(other)) for other in others),
         is_rollback_queued=status.get("rollbackQueued") is True,
         is_incompatible=booted.get("incompatible") is True,
         origin_path=_build_origin_path(_get_table(booted.get("ostree"))),
@@ -82,10 +82,10 @@ def parse_status(content: bytes) -> BootcStatus:
 def is_composefs(content: bytes) -> bool:
     """Whether it is the status of a host that bootc manages without OSTree."""
     try:
-        found = _get_table(codec.parse_json(content))
+        document = _get_table(codec.parse_json(content))
     except ValueError:
         return False
-    return _is_composefs(_get_table(_get_table(found.get("status")).get("booted")))
+    return _is_composefs(_get_table(_get_table(document.get("status")).get("booted")))
 
 
 def _is_composefs(booted: Json) -> bool:
@@ -93,9 +93,9 @@ def _is_composefs(booted: Json) -> bool:
 
 
 def _parse_optional_entry(
-    found: object, *, is_staged: bool = False
+    entry: object, *, is_staged: bool = False
 ) -> deployments.OstreeDeployment | None:
-    return _parse_entry(_get_table(found), is_staged=is_staged) if found else None
+    return _parse_entry(_get_table(entry), is_staged=is_staged) if entry else None
 
 
 def _parse_entry(
@@ -138,8 +138,8 @@ def _build_origin_path(ostree: Json) -> str:
     return f"/ostree/deploy/{_get_text(ostree, 'stateroot')}/deploy/{name}"
 
 
-def _get_table(found: object) -> Json:
-    return found if isinstance(found, Mapping) else {}
+def _get_table(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _get_text(table: Json, key: str) -> str:

@@ -75,7 +75,7 @@ class Podman:
         """Return the bytes of each layer by digest, from the registry; empty if unknown."""
         match self._registry.inspect_image(image, auth_file=self._find_auth_file()):
             case registry.ImageInspection(layers=layers):
-                return {each.digest: each.size_bytes for each in layers}
+                return {layer.digest: layer.size_bytes for layer in layers}
             case _:
                 return {}
 
@@ -103,7 +103,7 @@ class Podman:
         """
         directory = self._root.resolve_path(_COPY_DIRECTORY)
         shutil.rmtree(directory, ignore_errors=True)
-        lines = "".join(f"{each}\n" for each in _order_paths(paths) if "\n" not in each)
+        lines = "".join(f"{path}\n" for path in _order_paths(paths) if "\n" not in path)
         self._files.write_file(f"{_COPY_DIRECTORY}/paths", lines.encode(), mode=0o600)
         try:
             # It runs in the mount namespace of the host: the agent would not see the mount.
@@ -124,8 +124,8 @@ class Podman:
             log.warning("cannot remove %s from podman's storage: %s", image, error)
 
     def _find_auth_file(self) -> str:
-        found = (path for path in map(self._root.resolve_path, _AUTH_FILES) if path.exists())
-        return str(next(found, ""))
+        auth_files = (path for path in map(self._root.resolve_path, _AUTH_FILES) if path.exists())
+        return str(next(auth_files, ""))
 
 
 def _order_paths(paths: Sequence[str]) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def _order_paths(paths: Sequence[str]) -> tuple[str, ...]:
         for end in range(1, len(path.rstrip("/")))
         if path[end] == "/" and f"{path[:end]}/" not in whole
     }
-    ordered = (*sorted(parents, key=lambda each: each.count("/")), *whole, *paths)
+    ordered = (*sorted(parents, key=lambda parent: parent.count("/")), *whole, *paths)
     return tuple(dict.fromkeys(ordered))
 
 
@@ -162,7 +162,7 @@ class PodmanProgress:
     def parse_output(self, output: str) -> TransactionProgress:
         """Parse the whole output so far, and return the progress."""
         begun = list(dict.fromkeys(_BEGUN.findall(output)))
-        known = [each for each in begun if each in self._layers]
+        known = [digest for digest in begun if digest in self._layers]
         percent = None
         if self._total:
             done = max(self._sum_sizes(known[:-_PARALLEL_LAYERS]), _parse_bytes_read(output))
@@ -179,12 +179,12 @@ class PodmanProgress:
         return self.last_progress
 
     def _sum_sizes(self, digests: Iterable[str]) -> int:
-        return sum(self._layers[each] for each in digests)
+        return sum(self._layers[digest] for digest in digests)
 
 
 def _parse_bytes_read(output: str) -> int:
-    found = _READ.findall(output)
-    if not found:
+    amounts = _READ.findall(output)
+    if not amounts:
         return 0
-    number, unit = found[-1]
+    number, unit = amounts[-1]
     return int(float(number) * _UNITS.get(unit.lower(), 0))

@@ -186,7 +186,7 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     return ImageInspection(
         architecture=_get_text(document, "Architecture"),
         created=_parse_time(_get_text(document, "Created")),
-        layers=tuple(_parse_layer(each) for each in layers) if isinstance(layers, list) else (),
+        layers=tuple(_parse_layer(layer) for layer in layers) if isinstance(layers, list) else (),
         labels={str(name): str(value) for name, value in labels.items()}
         if isinstance(labels, dict)
         else {},
@@ -200,14 +200,14 @@ def _parse_manifest_list(output: bytes) -> tuple[PlatformManifest, ...]:
         return ()
     manifests = document.get("manifests") if isinstance(document, dict) else None
     entries = manifests if isinstance(manifests, list) else []
-    parsed = (_parse_platform(each) for each in entries if isinstance(each, dict))
+    parsed = (_parse_platform(entry) for entry in entries if isinstance(entry, dict))
     # buildx lists attestations of its builds as manifests of the platform unknown/unknown.
-    return tuple(each for each in parsed if "unknown" not in each.platform)
+    return tuple(manifest for manifest in parsed if "unknown" not in manifest.platform)
 
 
 def _parse_platform(entry: Json) -> PlatformManifest:
-    found = entry.get("platform")
-    platform: Json = found if isinstance(found, dict) else {}
+    value = entry.get("platform")
+    platform: Json = value if isinstance(value, dict) else {}
     names = (_get_text(platform, name) for name in ("os", "architecture", "variant"))
     named = "/".join(filter(None, names)) or "unknown"
     return PlatformManifest(

@@ -217,8 +217,10 @@ class HostFiles:
 
         A directory that is missing is skipped.
         """
-        resolved = (self._root.resolve_path(each) for each in directories)
-        with self._sync_file_systems([each for each in resolved if self._stat_entry(each)]):
+        resolved = (self._root.resolve_path(directory) for directory in directories)
+        with self._sync_file_systems(
+            [directory for directory in resolved if self._stat_entry(directory)]
+        ):
             pass
 
     @_write_alone

@@ -242,11 +242,11 @@ class EntryWriter:
             self._disk.set_label(target, label)
 
     def _set_xattrs(self, descriptor: int, xattrs: Mapping[str, bytes]) -> None:
-        found = self._disk.read_xattrs(descriptor)
-        for name in found.keys() - xattrs.keys():
+        present = self._disk.read_xattrs(descriptor)
+        for name in present.keys() - xattrs.keys():
             self._disk.remove_xattr(descriptor, name)
         for name, value in xattrs.items():
-            if found.get(name) != value:
+            if present.get(name) != value:
                 self._disk.set_xattr(descriptor, name, value)
 
     @contextmanager

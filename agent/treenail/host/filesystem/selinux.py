@@ -103,13 +103,13 @@ class SelinuxPolicy:
     def _look_up(self, path: str, kind: int) -> bytes:
         if self._handle is None:
             self._handle = self._open_handle()
-        found = ctypes.c_char_p()
+        context = ctypes.c_char_p()
         if not self._handle or self._library.selabel_lookup_raw(
-            self._handle, ctypes.byref(found), os.fsencode(path), kind
+            self._handle, ctypes.byref(context), os.fsencode(path), kind
         ):
             return b""
-        label = found.value or b""
-        self._library.freecon(found)
+        label = context.value or b""
+        self._library.freecon(context)
         return label
 
     def _open_handle(self) -> int:

@@ -41,7 +41,9 @@ class OstreePins:
         """Pin the deployment with this ID; raise `TransactionError` unless it is pinned then."""
         self._set_pinned(deployment_id, is_pinned=True)
         deployments = _list_deployed(self._read_deployments())
-        if not any(each.is_pinned for each in deployments if each.id == deployment_id):
+        if not any(
+            deployment.is_pinned for deployment in deployments if deployment.id == deployment_id
+        ):
             raise errors.TransactionError(
                 f"cannot pin {deployment_id}: ostree did not pin this rollback deployment",
                 remedy="see: ostree admin status",
@@ -55,8 +57,12 @@ class OstreePins:
 
     def _set_pinned(self, deployment_id: str, *, is_pinned: bool) -> None:
         status = self._read_deployments()
-        for index, each in enumerate(_list_deployed(status)):
-            if each.id != deployment_id or each.is_staged or each.is_pinned is is_pinned:
+        for index, deployment in enumerate(_list_deployed(status)):
+            if (
+                deployment.id != deployment_id
+                or deployment.is_staged
+                or deployment.is_pinned is is_pinned
+            ):
                 continue
             if status.transaction is not None:
                 method = status.transaction.method
@@ -112,4 +118,4 @@ def _run_admin(
 
 def _list_deployed(status: DeploymentStatus) -> list[OstreeDeployment]:
     """Return the deployments that ostree counts: an image queued in bootc has no commit yet."""
-    return [each for each in status.in_boot_order if each.checksum]
+    return [deployment for deployment in status.in_boot_order if deployment.checksum]

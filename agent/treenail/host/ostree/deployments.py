@@ -113,12 +113,12 @@ class DeploymentStatus:
     @property
     def booted(self) -> OstreeDeployment | None:
         """The booted deployment."""
-        return next((each for each in self.in_boot_order if each.is_booted), None)
+        return next((deployment for deployment in self.in_boot_order if deployment.is_booted), None)
 
     @property
     def staged(self) -> OstreeDeployment | None:
         """The deployment that a clean shutdown makes the default, unless it is locked."""
-        return next((each for each in self.in_boot_order if each.is_staged), None)
+        return next((deployment for deployment in self.in_boot_order if deployment.is_staged), None)
 
     @property
     def pending(self) -> OstreeDeployment | None:
@@ -150,36 +150,36 @@ class WatchVerdict(StrEnum):
     DETACH = "detach"
 
 
-def parse_deployment(found: Mapping[str, object]) -> OstreeDeployment:
+def parse_deployment(properties: Mapping[str, object]) -> OstreeDeployment:
     """Parse an element of rpm-ostreed's ``Deployments``, from D-Bus or ``status --json``."""
-    image = parse_image(found)
+    image = parse_image(properties)
     return OstreeDeployment(
-        id=_get_text(found, "id"),
-        checksum=_get_text(found, "checksum"),
-        version=_get_text(found, "version"),
+        id=_get_text(properties, "id"),
+        checksum=_get_text(properties, "checksum"),
+        version=_get_text(properties, "version"),
         image=sanitize.sanitize_text(image),
-        digest=_get_text(found, "container-image-reference-digest") or parse_digest(image),
-        is_booted=found.get("booted") is True,
-        is_staged=found.get("staged") is True,
+        digest=_get_text(properties, "container-image-reference-digest") or parse_digest(image),
+        is_booted=properties.get("booted") is True,
+        is_staged=properties.get("staged") is True,
         # rpm-ostreed omits this key when it is false, and with libostree 2023.8 and later always:
         # see is_staged_locked.
-        is_locked=found.get("finalization-locked") is True,
-        is_pinned=found.get("pinned") is True,
-        requested_packages=_get_texts(found, "requested-packages"),
-        requested_base_removals=_get_texts(found, "requested-base-removals"),
-        base_checksum=_get_text(found, "base-checksum") or _get_text(found, "checksum"),
-        labels=parse_labels(found),
+        is_locked=properties.get("finalization-locked") is True,
+        is_pinned=properties.get("pinned") is True,
+        requested_packages=_get_texts(properties, "requested-packages"),
+        requested_base_removals=_get_texts(properties, "requested-base-removals"),
+        base_checksum=_get_text(properties, "base-checksum") or _get_text(properties, "checksum"),
+        labels=parse_labels(properties),
         origin=sanitize.sanitize_text(
-            _get_text(found, "container-image-reference") or _get_text(found, "origin")
+            _get_text(properties, "container-image-reference") or _get_text(properties, "origin")
         ),
     )
 
 
-def parse_image(found: Mapping[str, object]) -> str:
+def parse_image(properties: Mapping[str, object]) -> str:
     """Return the pull spec of a deployment; empty when it is not a container image."""
-    reference = _get_text(found, "container-image-reference")
+    reference = _get_text(properties, "container-image-reference")
     if not reference:
-        return _parse_pivot_image(found.get("custom-origin"))
+        return _parse_pivot_image(properties.get("custom-origin"))
     for scheme in _REMOTES:
         if reference.startswith(scheme):
             _remote, _, reference = reference.removeprefix(scheme).partition(":")
@@ -188,9 +188,9 @@ def parse_image(found: Mapping[str, object]) -> str:
     return reference
 
 
-def parse_labels(found: Mapping[str, object]) -> dict[str, str]:
+def parse_labels(properties: Mapping[str, object]) -> dict[str, str]:
     """Return the labels of the image configuration in the commit; empty without one."""
-    metadata = found.get("base-commit-meta")
+    metadata = properties.get("base-commit-meta")
     text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
     try:
         return parse_config_labels(codec.parse_json(text) if isinstance(text, str) else None)
@@ -209,8 +209,8 @@ def parse_config_labels(configuration: object) -> dict[str, str]:
 
 def parse_digest(image: str) -> str:
     """Return the digest at the end of a pull spec; empty when it has none."""
-    found = _DIGEST.search(image)
-    return found.group(1) if found else ""
+    match = _DIGEST.search(image)
+    return match.group(1) if match else ""
 
 
 def _parse_pivot_image(origin: object) -> str:
@@ -219,13 +219,13 @@ def _parse_pivot_image(origin: object) -> str:
     return url.removeprefix(_PIVOT) if isinstance(url, str) and url.startswith(_PIVOT) else ""
 
 
-def _get_text(found: Mapping[str, object], key: str) -> str:
-    value = found.get(key)
+def _get_text(properties: Mapping[str, object], key: str) -> str:
+    value = properties.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _get_texts(found: Mapping[str, object], key: str) -> tuple[str, ...]:
-    values = found.get(key)
+def _get_texts(properties: Mapping[str, object], key: str) -> tuple[str, ...]:
+    values = properties.get(key)
     return tuple(map(str, values)) if isinstance(values, list | tuple) else ()
 
 

@@ -79,8 +79,8 @@ class JobRunner:
                     remedy=f"see: journalctl -u {unit}",
                 )
 
-        found = self._units.find_run(unit)
-        if found is not None and not found.is_running:
+        earlier = self._units.find_run(unit)
+        if earlier is not None and not earlier.is_running:
             # An agent was killed before it read the outcome. The caller reads the result from the
             # deployments, so this run does not matter any longer.
             self._units.release_unit(unit)

@@ -53,13 +53,13 @@ class OstreeMetadata:
             )
         except errors.FileError:
             return ()
-        section, found = "", list[str]()
+        section, changes = "", list[str]()
         for line in map(str.strip, (content or b"").decode("utf-8", "replace").splitlines()):
             if line.startswith("["):
                 section = line.strip("[]")
             elif line and section in _RPM_OSTREE_GROUPS:
-                found.append(f"{section} {line.rstrip(';')}")
-        return tuple(found)
+                changes.append(f"{section} {line.rstrip(';')}")
+        return tuple(changes)
 
     def _read_commit_labels(self, checksum: str) -> dict[str, str]:
         program = str(self._root.resolve_path(OSTREE_PROGRAM))

@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from treenail import errors
 from treenail.host.filesystem import atomic_files, root_directory
@@ -97,17 +98,17 @@ class UndoTransaction:
         prepared = self._record_changes(changes)
         self._is_repeatable &= not self._is_small and all(map(_is_repeatable, prepared))
         made: dict[int, int] = {}
-        for each in prepared:
-            inode = self._make_entry(each)
-            if each.inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
-                made[each.inverse.number] = inode
+        for change in prepared:
+            inode = self._make_entry(change)
+            if change.inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
+                made[change.inverse.number] = inode
         if made:
             self._log.append_record({"made": list(made.items())}, needs_fsync=self._is_small)
         if not self._is_small:
             self._fsync_queue.sync_file_systems()
-        for each in prepared:
-            self._put_entry(each)
-        return tuple(each.path for each in prepared)
+        for change in prepared:
+            self._put_entry(change)
+        return tuple(change.path for change in prepared)
 
     def record_links(self, top: str) -> None:
         """Record every symbolic link below a directory that another program will change."""
@@ -159,7 +160,7 @@ class UndoTransaction:
             return None
         records = log_records.records
         notes = [record["note"] for record in records if "note" in record]
-        paths = (each.path for record in records for each in self._log.parse_inverses(record))
+        paths = (inverse.path for record in records for inverse in self._log.parse_inverses(record))
         return InterruptedChange(
             log_records.is_committed,
             tuple(note for note in notes if isinstance(note, dict)),
@@ -196,7 +197,7 @@ class UndoTransaction:
         log_records = self._log.read_records()
         if log_records is not None:
             inverses = map(self._log.parse_inverses, log_records.records)
-            self._remove_replaced([each for batch in inverses for each in batch])
+            self._remove_replaced([inverse for batch in inverses for inverse in batch])
 
     def discard_log(self) -> None:
         """Remove the log durably, so that no later start undoes anything."""
@@ -223,31 +224,33 @@ class UndoTransaction:
         if not self._is_small:
             for directory in (self._log.directory, *recorder.directories):
                 self._fsync_queue.open_file_system(directory)
-        entries = [each.inverse.to_json(self._prefix) for each in prepared]
+        entries = [change.inverse.to_json(self._prefix) for change in prepared]
         self._log.append_record({"entries": entries}, needs_fsync=self._is_small)
         if not self._is_small:
             self._fsync_queue.sync_file_system(self._log.directory)
         return prepared
 
-    def _make_entry(self, each: undo_log.PreparedChange) -> int:
+    def _make_entry(self, change: undo_log.PreparedChange) -> int:
         """Make the new entry beside its path; return its inode number, 0 without a new entry."""
-        self.current_path, inverse = each.path, each.inverse
+        self.current_path, inverse = change.path, change.inverse
         path = inverse.path
         self._applied.append(inverse)
         self._fsync_queue.add_directory(inverse.parent)
-        match each.entry:
+        match change.entry:
             case FileEntry() as entry:
                 return self._entries.make_file(
                     entry,
-                    each.aside_path,
+                    change.aside_path,
                     path,
                     is_replacement=inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK,
                     needs_fsync=self._is_small,
                 )
             case SymlinkEntry() as entry:
-                return self._entries.make_symlink(entry, each.aside_path, path)
+                return self._entries.make_symlink(entry, change.aside_path, path)
             case HardlinkEntry(target=target):
-                return self._entries.make_hardlink(self._root.resolve_path(target), each.aside_path)
+                return self._entries.make_hardlink(
+                    self._root.resolve_path(target), change.aside_path
+                )
             case DirectoryEntry() as entry:
                 if inverse.previous is undo_log.PreviousEntry.NOTHING:
                     # At its path at once: other new entries are made inside.
@@ -257,18 +260,18 @@ class UndoTransaction:
             case AbsentEntry():
                 return 0
 
-    def _put_entry(self, each: undo_log.PreparedChange) -> None:
+    def _put_entry(self, change: undo_log.PreparedChange) -> None:
         """Rename the new entry to its path."""
-        self.current_path, inverse = each.path, each.inverse
-        match inverse.previous, each.entry:
+        self.current_path, inverse = change.path, change.inverse
+        match inverse.previous, change.entry:
             case undo_log.PreviousEntry.FILE_OR_LINK, AbsentEntry():
-                self._entries.put_entry(inverse.path, each.aside_path)
+                self._entries.put_entry(inverse.path, change.aside_path)
             case undo_log.PreviousEntry.FILE_OR_LINK, _:
-                self._entries.exchange_entries(each.aside_path, inverse.path)
+                self._entries.exchange_entries(change.aside_path, inverse.path)
             case undo_log.PreviousEntry.DIRECTORY, DirectoryEntry() as entry:
                 self._entries.change_directory(entry, inverse.path)
             case undo_log.PreviousEntry.NOTHING, FileEntry() | SymlinkEntry() | HardlinkEntry():
-                self._entries.put_entry(each.aside_path, inverse.path)
+                self._entries.put_entry(change.aside_path, inverse.path)
             case _:
                 pass
 
@@ -291,7 +294,7 @@ class UndoTransaction:
         batches = [self._log.parse_inverses(record) for record in records]
         made = _find_made_inodes(records)
         first: dict[str, undo_log.Inverse] = {}
-        for inverse in (each for batch in batches for each in batch):
+        for inverse in chain.from_iterable(batches):
             first.setdefault(inverse.path, inverse)
         for record, batch in zip(reversed(records), reversed(batches), strict=True):
             if "links" in record:
@@ -348,7 +351,7 @@ class UndoTransaction:
         """
         self._log.fsync_log()
         made = _find_made_inodes(records)
-        inverses = [each for record in records for each in self._log.parse_inverses(record)]
+        inverses = [inverse for record in records for inverse in self._log.parse_inverses(record)]
         for inverse in inverses:
             if self._read_mode(inverse.parent) is None:
                 continue  # an emptied directory that is removed already
@@ -387,9 +390,9 @@ class UndoTransaction:
         self._is_repeatable = True
 
 
-def _is_repeatable(each: undo_log.PreparedChange) -> bool:
+def _is_repeatable(change: undo_log.PreparedChange) -> bool:
     """Return whether only the rename of the new entry is left after `_make_entry`."""
-    match each.inverse.previous, each.entry:
+    match change.inverse.previous, change.entry:
         case undo_log.PreviousEntry.NOTHING, _:
             return True
         case undo_log.PreviousEntry.FILE_OR_LINK, AbsentEntry():

@@ -218,9 +218,9 @@ class UndoLog:
 
     def find_last_number(self) -> int:
         """Return the highest number of an inverse; 0 without a log."""
-        found = self.read_records()
-        records = found.records if found else ()
-        numbers = (each.number for record in records for each in self.parse_inverses(record))
+        log_records = self.read_records()
+        records = log_records.records if log_records else ()
+        numbers = (inverse.number for record in records for inverse in self.parse_inverses(record))
         return max(numbers, default=0)
 
     def remove_log(self, *, needs_fsync: bool) -> None:

@@ -39,21 +39,21 @@ class ExpectedDeployment:
     packages: frozenset[str]
     removed_packages: frozenset[str]
 
-    def list_differences(self, found: deployments.OstreeDeployment) -> tuple[str, ...]:
-        """Return the differences of the found deployment, as ends of a sentence after ``it``."""
+    def list_differences(self, deployment: deployments.OstreeDeployment) -> tuple[str, ...]:
+        """Return the differences of the deployment, as ends of a sentence after ``it``."""
         return (
             *(
                 ()
-                if self._has_same_image(found)
-                else (f"is of {_describe_origin(found)}, not {self._origin}",)
+                if self._has_same_image(deployment)
+                else (f"is of {_describe_origin(deployment)}, not {self._origin}",)
             ),
-            *_format_difference("lacks", self.packages - set(found.requested_packages)),
-            *_format_difference("has", set(found.requested_packages) - self.packages),
+            *_format_difference("lacks", self.packages - set(deployment.requested_packages)),
+            *_format_difference("has", set(deployment.requested_packages) - self.packages),
             *_format_difference(
-                "has not left out", self.removed_packages - set(found.requested_base_removals)
+                "has not left out", self.removed_packages - set(deployment.requested_base_removals)
             ),
             *_format_difference(
-                "has left out", set(found.requested_base_removals) - self.removed_packages
+                "has left out", set(deployment.requested_base_removals) - self.removed_packages
             ),
         )
 
@@ -61,11 +61,13 @@ class ExpectedDeployment:
     def _origin(self) -> str:
         return self.image or self.digest or self.base_checksum
 
-    def _has_same_image(self, found: deployments.OstreeDeployment) -> bool:
+    def _has_same_image(self, deployment: deployments.OstreeDeployment) -> bool:
         if self.digest:
-            return found.has_image(self.digest)
+            return deployment.has_image(self.digest)
         return (
-            found.image == self.image if self.image else found.base_checksum == self.base_checksum
+            deployment.image == self.image
+            if self.image
+            else deployment.base_checksum == self.base_checksum
         )
 
 
@@ -84,13 +86,13 @@ def compute_expected(
     )
 
 
-def _describe_origin(found: deployments.OstreeDeployment) -> str:
-    return found.image or found.origin or found.base_checksum
+def _describe_origin(deployment: deployments.OstreeDeployment) -> str:
+    return deployment.image or deployment.origin or deployment.base_checksum
 
 
 def _format_difference(verb: str, names: Iterable[str]) -> tuple[str, ...]:
-    found = sorted(names)
-    return (f"{verb} {', '.join(found)}",) if found else ()
+    ordered = sorted(names)
+    return (f"{verb} {', '.join(ordered)}",) if ordered else ()
 
 
 log = logging.getLogger(__name__)
@@ -140,15 +142,15 @@ class RpmOstreeBackend:
 
     def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments and the running transaction from rpm-ostreed."""
-        found = self._client.read_deployments()
-        if found.staged is None or found.staged.is_locked:
-            return found
+        status = self._client.read_deployments()
+        if status.staged is None or status.staged.is_locked:
+            return status
         is_locked = sysroot.is_staged_locked(self._machine.root)
         return replace(
-            found,
+            status,
             in_boot_order=tuple(
-                replace(each, is_locked=is_locked) if each.is_staged else each
-                for each in found.in_boot_order
+                replace(deployment, is_locked=is_locked) if deployment.is_staged else deployment
+                for deployment in status.in_boot_order
             ),
         )
 
@@ -166,17 +168,17 @@ class RpmOstreeBackend:
         new one from it; `BusyError` when another transaction runs; `TransactionError`;
         `CancelledError`, also when the watcher detached and the transaction continues.
         """
-        found = self.read_deployments()
-        booted = found.booted
+        status = self.read_deployments()
+        booted = status.booted
         if booted is None:
             raise errors.HostError(
                 "rpm-ostree does not know which deployment is booted", remedy=_STATUS_REMEDY
             )
         goal = compute_expected(booted, change)
-        self._refuse_other_pending(found, goal, change)
+        self._refuse_other_pending(status, goal, change)
         try:
-            if goal.list_differences(found.pending or booted):
-                if change.extensions_image and found.transaction is None:
+            if goal.list_differences(status.pending or booted):
+                if change.extensions_image and status.transaction is None:
                     self._extensions.offer_packages(change.extensions_image, watch=watch)
                 with self._dropping_failed_result(goal):
                     self._update_deployment(change, booted, watch)
@@ -234,19 +236,19 @@ class RpmOstreeBackend:
 
         Idempotent. Deployments that another client staged stay.
         """
-        found = self.read_deployments()
+        status = self.read_deployments()
         ours = {staged_id}
-        if found.transaction is not None:
+        if status.transaction is not None:
             try:
-                was_ours = self._client.cancel_own_transaction(found.transaction)
+                was_ours = self._client.cancel_own_transaction(status.transaction)
             except errors.BusError as error:
                 log.info("did not cancel the transaction, it may have ended: %s", error)
                 was_ours = False
-            before, found = found, self.read_deployments()
+            before, status = status, self.read_deployments()
             # It may have staged its deployment before the cancellation arrived.
-            if was_ours and before.pending is None and found.pending is not None:
-                ours.add(found.pending.id)
-        if found.pending is not None and found.pending.id in ours:
+            if was_ours and before.pending is None and status.pending is not None:
+                ours.add(status.pending.id)
+        if status.pending is not None and status.pending.id in ours:
             self._drop_pending()
         self._withdraw_packages()
 
@@ -284,16 +286,16 @@ class RpmOstreeBackend:
         default again. Idempotent.
         """
         self._machine.reservation.release_space()
-        found = self.read_deployments()
-        if found.staged is not None:
-            log.warning("dropping staged %s to roll back", found.staged.id)
+        status = self.read_deployments()
+        if status.staged is not None:
+            log.warning("dropping staged %s to roll back", status.staged.id)
             self._drop_pending()
-            found = self.read_deployments()
-        if found.pending is not None:
+            status = self.read_deployments()
+        if status.pending is not None:
             # A second Rollback would make the booted deployment the default again.
-            log.info("%s is the default already", found.pending.id)
+            log.info("%s is the default already", status.pending.id)
             return
-        if found.rollback is None:
+        if status.rollback is None:
             raise errors.HostError(
                 "cannot roll back: there is no previous deployment", remedy=_STATUS_REMEDY
             )
@@ -311,18 +313,18 @@ class RpmOstreeBackend:
 
     def _refuse_other_pending(
         self,
-        found: deployments.DeploymentStatus,
+        status: deployments.DeploymentStatus,
         goal: ExpectedDeployment,
         change: deployments.DeploymentChange,
     ) -> None:
         """Raise `HostError` if the pending deployment differs from the one to stage."""
-        pending = found.pending
+        pending = status.pending
         if pending is None:
             return
         differences = goal.list_differences(pending)
-        if found.transaction is not None:
+        if status.transaction is not None:
             if differences:
-                raise self._client.make_busy_error(found.transaction)
+                raise self._client.make_busy_error(status.transaction)
             return
         if pending.is_staged and not pending.is_locked:
             differences += ("is staged and not locked",)
@@ -347,16 +349,24 @@ class RpmOstreeBackend:
         """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
         modifiers: dict[str, system_bus.BusOption] = {
             "install-packages": [
-                each for each in change.install_packages if each not in booted.requested_packages
+                package
+                for package in change.install_packages
+                if package not in booted.requested_packages
             ],
             "uninstall-packages": [
-                each for each in change.uninstall_packages if each in booted.requested_packages
+                package
+                for package in change.uninstall_packages
+                if package in booted.requested_packages
             ],
             "override-remove-packages": [
-                x for x in change.override_remove if x not in booted.requested_base_removals
+                package
+                for package in change.override_remove
+                if package not in booted.requested_base_removals
             ],
             "override-reset-packages": [
-                each for each in change.override_reset if each in booted.requested_base_removals
+                package
+                for package in change.override_reset
+                if package in booted.requested_base_removals
             ],
         }
         modifiers = {key: names for key, names in modifiers.items() if names}
@@ -430,9 +440,9 @@ class RpmOstreeBackend:
         self, goal: ExpectedDeployment, before: deployments.OstreeDeployment | None
     ) -> None:
         try:
-            found = self.read_deployments()
-            pending = found.pending
-            if found.transaction is not None or pending is None or goal.list_differences(pending):
+            status = self.read_deployments()
+            pending = status.pending
+            if status.transaction is not None or pending is None or goal.list_differences(pending):
                 return
             if before is None or pending.id != before.id:
                 log.warning("dropping %s: rpm-ostree failed after it staged it", pending.id)
@@ -444,8 +454,8 @@ class RpmOstreeBackend:
         self, goal: ExpectedDeployment, change: deployments.DeploymentChange
     ) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
-        found = self.read_deployments()
-        deployment = found.pending or found.booted
+        status = self.read_deployments()
+        deployment = status.pending or status.booted
         if deployment is None:
             raise errors.HostError(
                 "rpm-ostree reports neither a pending nor a booted deployment",
@@ -455,7 +465,7 @@ class RpmOstreeBackend:
         arguments = kernel.split_arguments(self._client.read_kernel_options(is_pending=True))
         if not kernel.is_satisfied(arguments, change.append_kargs, change.delete_kargs):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
-        if deployment is found.pending and not deployment.is_locked:
+        if deployment is status.pending and not deployment.is_locked:
             differences += ("is not locked",)
         if not differences:
             log.info(
@@ -464,7 +474,7 @@ class RpmOstreeBackend:
                 "is staged" if deployment.is_staged else "already has the change",
             )
             return
-        if deployment is found.pending:
+        if deployment is status.pending:
             self._drop_pending()
         raise errors.TransactionError(
             f"rpm-ostree did not stage {change}: it {', and it '.join(differences)}",
@@ -474,8 +484,8 @@ class RpmOstreeBackend:
     def _unlock_for_soft_reboot(self, staged: deployments.OstreeDeployment) -> None:
         if staged.is_locked:
             self._machine.soft_reboot.unlock_staged()
-        found = self.read_deployments().staged
-        if found is None or found.is_locked:
+        current = self.read_deployments().staged
+        if current is None or current.is_locked:
             raise errors.TransactionError(
                 f"ostree did not unlock {staged.id}",
                 remedy='set reboot = "full" in agent.toml',

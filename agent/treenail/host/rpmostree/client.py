@@ -69,10 +69,10 @@ class RpmOstreeClient:
         With ``is_pending`` read those of the pending deployment, if there is one.
         """
         self._register_client()
-        found = self._bus.call_method(
+        boot_config = self._bus.call_method(
             self._get_os(), "GetDeploymentBootConfig", "", is_pending, timeout_s=_CALL_S
         )
-        text = found.get("options") if isinstance(found, dict) else None
+        text = boot_config.get("options") if isinstance(boot_config, dict) else None
         if not isinstance(text, str):
             raise errors.HostError(
                 "cannot read the kernel arguments: rpm-ostree returned none",
@@ -194,19 +194,17 @@ class RpmOstreeClient:
 
 
 def _parse_deployments(properties: dict[str, object]) -> deployments.DeploymentStatus:
-    found = properties.get("Deployments")
-    each = found if isinstance(found, list) else []
+    listed = properties.get("Deployments")
+    rows = listed if isinstance(listed, list) else []
     active = properties.get("ActiveTransaction")
     address = str(properties.get("ActiveTransactionPath") or "")
     transaction = None
     if isinstance(active, tuple) and len(active) >= 2 and address:
         transaction = deployments.ActiveTransaction(str(active[0]), str(active[1]), address)
-    parsed = [
-        deployments.parse_deployment(deployment)
-        for deployment in each
-        if isinstance(deployment, dict)
-    ]
-    return deployments.DeploymentStatus(tuple(parsed), transaction)
+    in_boot_order = tuple(
+        deployments.parse_deployment(row) for row in rows if isinstance(row, dict)
+    )
+    return deployments.DeploymentStatus(in_boot_order, transaction)
 
 
 def check_outcome(outcome: TransactionOutcome, operation: str) -> None:

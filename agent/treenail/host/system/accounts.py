@@ -46,14 +46,14 @@ def _invert_numbers(numbers: dict[str, int]) -> dict[int, str]:
 
 def _read_numbers(files: HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
     """Map names to IDs; the first file has precedence."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for path in paths:
         for line in (files.read_file(path) or b"").decode("utf-8", "surrogateescape").splitlines():
             name, _, rest = line.partition(":")
             number = rest.split(":")[1:2]
             if number and number[0].isdigit():
-                found.setdefault(name, int(number[0]))
-    return found
+                numbers.setdefault(name, int(number[0]))
+    return numbers
 
 
 def _find_number(name: int | str, numbers: Mapping[str, int], kind: str) -> int:

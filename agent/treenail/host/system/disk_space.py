@@ -41,12 +41,12 @@ def read_file_system(
 
     Raises `FileError`.
     """
-    found = root.resolve_path(path)
+    resolved = root.resolve_path(path)
     try:
-        device = found.stat().st_dev
-        usage = resources.read_disk_usage(found)
+        device = resolved.stat().st_dev
+        usage = resources.read_disk_usage(resolved)
         # psutil has no inodes.
-        inodes = os.statvfs(found)
+        inodes = os.statvfs(resolved)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -65,8 +65,8 @@ def compute_kernel_bytes(root: Root) -> int:
     """Return the size of the booted system's kernel and initramfs; 0 when unknown."""
     directory = root.resolve_path(_MODULES)
     sizes = [
-        sum(_read_size(each / name) for name in ("vmlinuz", "initramfs.img"))
-        for each in _list_entries(directory)
+        sum(_read_size(kernel / name) for name in ("vmlinuz", "initramfs.img"))
+        for kernel in _list_entries(directory)
     ]
     return max(sizes, default=0)
 
@@ -82,19 +82,19 @@ def compute_freeable_boot_bytes(root: Root, *, retained: Collection[str] = ()) -
         return 0
     needed = {booted, *_find_boot_checksums(root, retained)}
     others = (
-        each
-        for each in _list_entries(root.resolve_path(_BOOT))
-        if each.name.rpartition("-")[2] not in needed
+        directory
+        for directory in _list_entries(root.resolve_path(_BOOT))
+        if directory.name.rpartition("-")[2] not in needed
     )
-    return sum(_read_size(file) for each in others for file in _list_entries(each))
+    return sum(_read_size(file) for directory in others for file in _list_entries(directory))
 
 
 def list_stored_layers(root: Root) -> frozenset[str]:
     """Return the digests of the image layers in the OSTree repository."""
     return frozenset(
-        each.name.replace(_ESCAPED_COLON, ":")
-        for each in _list_entries(root.resolve_path(_LAYER_REFS))
-        if _ESCAPED_COLON in each.name
+        ref.name.replace(_ESCAPED_COLON, ":")
+        for ref in _list_entries(root.resolve_path(_LAYER_REFS))
+        if _ESCAPED_COLON in ref.name
     )
 
 
@@ -122,11 +122,11 @@ def _find_boot_checksums(root: Root, commits: Collection[str]) -> Iterator[str]:
 
 
 def _walk_levels(directory: Path, levels: int) -> Iterator[Path]:
-    for each in _list_entries(directory):
+    for entry in _list_entries(directory):
         if levels > 1:
-            yield from _walk_levels(each, levels - 1)
+            yield from _walk_levels(entry, levels - 1)
         else:
-            yield each
+            yield entry
 
 
 def _list_entries(directory: Path) -> Iterator[Path]:
@@ -153,13 +153,13 @@ def _find_read_only_devices(mountinfo: Path) -> frozenset[str]:
         lines = mountinfo.read_text("utf-8", "replace").splitlines()
     except OSError:
         return frozenset()
-    found: set[str] = set()
+    devices: set[str] = set()
     for line in lines:
         before, _, after = line.partition(" - ")
         number, options = before.split(" ")[2:3], after.rpartition(" ")[2].split(",")
         if "ro" in options or "emergency_ro" in options:
-            found.update(number)
-    return frozenset(found)
+            devices.update(number)
+    return frozenset(devices)
 
 
 log = logging.getLogger(__name__)

@@ -83,19 +83,19 @@ class HealthCheckDirectory:
         """
         directory = self._root.resolve_path(self._directory)
         try:
-            names = sorted(each.name for each in directory.iterdir())
+            names = sorted(path.name for path in directory.iterdir())
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise errors.FileError(f"cannot read {directory}: {error.strerror}") from error
-        found = tuple(name for name in names if self._is_executable(name))
-        if len(found) > MAX_CHECKS:
+        checks = tuple(name for name in names if self._is_executable(name))
+        if len(checks) > MAX_CHECKS:
             raise errors.FileError(
-                f"cannot run the checks in {directory}: {len(found)} exceed "
+                f"cannot run the checks in {directory}: {len(checks)} exceed "
                 f"the limit of {MAX_CHECKS}",
                 remedy="combine several checks into one program",
             )
-        return found
+        return checks
 
     def run_check(self, name: str, *, timeout_s: float) -> str:
         """Run a check; return its error, empty when it passes."""

@@ -89,8 +89,8 @@ class HostKernel:
     def read_boot_time(self) -> float | None:
         """Return the boot time in seconds since the epoch; None if unknown."""
         content = self._files.read_file("/proc/stat", limit=_STAT_LIMIT)
-        found = _BOOT_TIME.search(content or b"")
-        return float(found[1]) if found else None
+        match = _BOOT_TIME.search(content or b"")
+        return float(match[1]) if match else None
 
     def is_fips_enabled(self) -> bool:
         """Whether the kernel runs in FIPS mode; a kernel without FIPS support does not."""

@@ -196,8 +196,8 @@ def _encode_with_checksum(document: Json) -> bytes:
 
 def _take_checksum(document: Json) -> bool:
     """Remove the checksum; return whether it is right, or was never there."""
-    found = document.pop(_CHECKSUM, None)
-    return found is None or found == _compute_checksum(document)
+    checksum = document.pop(_CHECKSUM, None)
+    return checksum is None or checksum == _compute_checksum(document)
 
 
 def _compute_checksum(document: Json) -> str:

@@ -59,19 +59,19 @@ class ShadowFile:
             self._files.remove_leftovers(SHADOW_FILE.rpartition("/")[0])
 
     def _write_line(self, user: str, line: str | None) -> None:
-        lines = [each for each in self._read_lines() if each.split(":")[0] != user]
+        lines = [row for row in self._read_lines() if row.split(":")[0] != user]
         lines = lines if line is None else self._replace_line(user, line)
-        found = entries.EntryWriter(self._disk).describe_directory(
+        attributes = entries.EntryWriter(self._disk).describe_directory(
             self._root.resolve_path(SHADOW_FILE)
         )
-        content = "".join(f"{each}\n" for each in lines).encode("utf-8", "surrogateescape")
+        content = "".join(f"{row}\n" for row in lines).encode("utf-8", "surrogateescape")
         self._files.write_file(
-            SHADOW_FILE, content, mode=found.mode or 0, uid=found.uid, gid=found.gid
+            SHADOW_FILE, content, mode=attributes.mode or 0, uid=attributes.uid, gid=attributes.gid
         )
 
     def _replace_line(self, user: str, line: str) -> list[str]:
         lines = list(self._read_lines())
-        names = [each.split(":")[0] for each in lines]
+        names = [row.split(":")[0] for row in lines]
         if user not in names:
             return [*lines, line]
         lines[names.index(user)] = line

@@ -74,8 +74,8 @@ class BusProcess:
         return self._request(timeout_s, "call_method", address, member, arguments, timeout_s)
 
     def read_properties(self, address: _Address, timeout_s: float) -> dict[str, object]:
-        found = self._request(timeout_s, "read_properties", address, timeout_s)
-        return cast("dict[str, object]", found)
+        properties = self._request(timeout_s, "read_properties", address, timeout_s)
+        return cast("dict[str, object]", properties)
 
     def subscribe(self, address: _Address) -> int:
         return self._add_source(self._request(0, "subscribe", address))
@@ -100,12 +100,12 @@ class BusProcess:
         if source not in self._sources:
             return (), True
         try:
-            found = self._request(0, "wait_for_signals", source)
+            answer = self._request(0, "wait_for_signals", source)
         except errors.BusError:
             if source in self._sources:
                 raise
             return (), True
-        return cast("tuple[Sequence[tuple[str, tuple[object, ...]] | None], bool]", found)
+        return cast("tuple[Sequence[tuple[str, tuple[object, ...]] | None], bool]", answer)
 
     def close_source(self, source: int) -> None:
         if source in self._sources:
@@ -131,7 +131,7 @@ class BusProcess:
         try:
             link.settimeout(timeout_s + _GRACE_S)
             _send(link, (operation, values))
-            outcome, found = cast("tuple[str, object]", _receive(link))
+            outcome, answer = cast("tuple[str, object]", _receive(link))
         except (OSError, EOFError) as error:
             self.close_connection()
             is_late = isinstance(error, TimeoutError)
@@ -145,8 +145,8 @@ class BusProcess:
             self.close_connection()
             raise
         if outcome == "returned":
-            return found
-        text, name, remedy = cast("tuple[str, str, str]", found)
+            return answer
+        text, name, remedy = cast("tuple[str, str, str]", answer)
         raise _ERRORS[outcome](text, name=name, remedy=remedy)
 
     def _add_source(self, number: object) -> int:

@@ -95,7 +95,7 @@ class GioBus:
                     name="org.freedesktop.DBus.Error.UnknownMethod",
                     remedy=f"update the service that owns {target.service}",
                 ) from error
-            made = [make_argument(*each) for each in arguments]
+            made = [make_argument(*argument) for argument in arguments]
             try:
                 reply: object = method(*made, timeout=timeout_s)
             except (TypeError, ValueError, OverflowError) as error:
@@ -360,7 +360,7 @@ def _find_owner(interface: str) -> str:
 
 
 def _make_variants(values: Mapping[str, _Option]) -> dict[str, GLib.Variant]:
-    return {key: _make_variant(each) for key, each in values.items()}
+    return {key: _make_variant(value) for key, value in values.items()}
 
 
 def _make_variant(value: _Option) -> GLib.Variant:

@@ -93,9 +93,9 @@ class Logind:
 
     def _refuse_if_blocked(self, error: BusError | None = None) -> None:
         blocking = [
-            f"{each.who} (process {each.pid}): {each.why}"
-            for each in self.list_inhibitors()
-            if "shutdown" in each.what.split(":") and each.mode == "block"
+            f"{lock.who} (process {lock.pid}): {lock.why}"
+            for lock in self.list_inhibitors()
+            if "shutdown" in lock.what.split(":") and lock.mode == "block"
         ]
         if blocking:
             raise BusError(

@@ -152,7 +152,7 @@ class BusSignals:
                 if handle(self._arrived.popleft()):
                     return True
             arrived, is_closed = self._service.wait_for_signals(self._source)
-            self._arrived.extend(each and BusSignal(*each) for each in arrived)
+            self._arrived.extend(signal and BusSignal(*signal) for signal in arrived)
             if is_closed:
                 return any(handle(self._arrived.popleft()) for _ in range(len(self._arrived)))
 

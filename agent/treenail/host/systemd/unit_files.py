@@ -60,8 +60,8 @@ class UnitFileReader:
         }
 
         def enabled(unit: str) -> str:
-            for state, found in links.items():
-                if any(self._is_enabling_link(link, text, unit) for link, text in found):
+            for state, state_links in links.items():
+                if any(self._is_enabling_link(link, text, unit) for link, text in state_links):
                     return state
             return ""
 
@@ -75,18 +75,18 @@ class UnitFileReader:
         ``written`` is the text of each unit file and drop-in that is written later, by path. What
         the present files name counts too.
         """
-        found: dict[str, frozenset[str]] = {}
+        named: dict[str, frozenset[str]] = {}
 
         def read(unit: str) -> frozenset[str]:
-            if unit not in found:
-                found[unit] = frozenset(self._list_also(unit, written))
-            return found[unit]
+            if unit not in named:
+                named[unit] = frozenset(self._list_also(unit, written))
+            return named[unit]
 
         closed: dict[str, frozenset[str]] = {}
         for unit in units:
             names, new = {unit}, [unit]
             while new:
-                new = [name for each in new for name in read(each) if name not in names]
+                new = [name for added in new for name in read(added) if name not in names]
                 names |= set(new)
             if names != {unit}:
                 closed[unit] = frozenset(names - {unit})
@@ -211,7 +211,8 @@ class UnitFileReader:
         if not install.default_instance:
             raise errors.UnitError(
                 f"cannot enable {unit}: it is a template without DefaultInstance=",
-                remedy=f"enable an instance, such as {unit_install.make_instance_name(unit, 'NAME')}",
+                remedy="enable an instance, such as "
+                f"{unit_install.make_instance_name(unit, 'NAME')}",
             )
         return unit_install.make_instance_name(
             unit, unit_install.expand_specifiers(install.default_instance, unit)
@@ -285,13 +286,13 @@ class UnitFileReader:
                 yield unit_install.expand_specifiers(name, unit)
 
     def _list_dropins(self, unit: str) -> list[str]:
-        found: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for name in (unit, unit_install.find_template_name(unit)):
             for directory in SEARCH_PATH if name else ():
                 for file in self._files.list_directory(f"{directory}/{name}.d"):
                     if file.endswith(".conf"):
-                        found.setdefault(file, f"{directory}/{name}.d/{file}")
-        return [found[file] for file in sorted(found)]
+                        paths.setdefault(file, f"{directory}/{name}.d/{file}")
+        return [paths[file] for file in sorted(paths)]
 
     def _read_text(self, path: str) -> str:
         return (self._files.read_file(path) or b"").decode("utf-8", "replace")
