@@ -90,12 +90,12 @@ class WatchStream:
         """
         for line in self._stream.iter_lines():
             event = _decode_object(self._what, line)
-            found = event.get("object")
-            if not isinstance(found, dict):
+            document = event.get("object")
+            if not isinstance(document, dict):
                 raise errors.ClusterError(f"{self._what}: the event has no object")
             if event.get("type") == "ERROR":
-                raise make_status_error(self._what, found)
-            yield WatchEvent(str(event.get("type")), found)
+                raise make_status_error(self._what, document)
+            yield WatchEvent(str(event.get("type")), document)
 
     def close(self) -> None:
         """End the watch from any thread; the thread that iterates returns at once."""
@@ -177,15 +177,15 @@ class Client:
                 accept=_ACCEPT_METADATA_LIST if has_metadata_only else JSON_CONTENT_TYPE,
             )
             page = _decode_object(what, answer)
-            found, metadata = page.get("items"), page.get("metadata")
+            listed, metadata = page.get("items"), page.get("metadata")
             if not isinstance(metadata, dict):
                 raise errors.ClusterError(f"list {resource.plural}: the response has no metadata")
-            items = tuple(found) if isinstance(found, list) else ()
+            items = tuple(listed) if isinstance(listed, list) else ()
             yield Listing(items, str(metadata.get("resourceVersion") or ""))
             if not metadata.get("continue"):
                 return
             # Released before the next page arrives.
-            del answer, page, found, items
+            del answer, page, listed, items
             params = {**params, "continue": str(metadata["continue"])}
         raise errors.ClusterError(
             f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"

@@ -242,7 +242,7 @@ class EventRecorder:
 
 def _make_name_prefix(host: str) -> str:
     """Return the host as part of an object's name: the name of a workstation may be ``My_Host``."""
-    labels = (_UNNAMEABLE.sub("-", each).strip("-") for each in host.lower().split("."))
+    labels = (_UNNAMEABLE.sub("-", part).strip("-") for part in host.lower().split("."))
     return ".".join(filter(None, labels))[:_PREFIX_CHARS].strip("-.") or "treenail"
 
 

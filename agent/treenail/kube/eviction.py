@@ -236,7 +236,7 @@ class NodeDrain:
             if not self._in_flight:
                 break
             # An eviction that is slow already does not keep the round waiting.
-            should_wait = not all(each.is_slow for each in self._in_flight.values())
+            should_wait = not all(eviction.is_slow for eviction in self._in_flight.values())
             answered = self._collect_answers(budgets, _WAIT_S if should_wait else 0.0)
             if should_wait and not answered:
                 self._mark_slow()
@@ -245,17 +245,17 @@ class NodeDrain:
             results += answered
             if not answered and len(self._in_flight) >= _MAX_IN_FLIGHT:
                 break
-            if not due and all(each.is_slow for each in self._in_flight.values()):
+            if not due and all(eviction.is_slow for eviction in self._in_flight.values()):
                 break
-        if results and all(isinstance(each, errors.UnreachableError) for each in results):
+        if results and all(isinstance(result, errors.UnreachableError) for result in results):
             # One webhook can delay all of them. Raises when the API server itself is unreachable.
             self._client.get(resources.NODES, self._node)
         # With all slots in use, an answer starts the next round.
         return not due or len(self._in_flight) >= _MAX_IN_FLIGHT
 
     def _mark_slow(self) -> None:
-        for each in self._in_flight.values():
-            each.is_slow = True
+        for eviction in self._in_flight.values():
+            eviction.is_slow = True
 
     def _find_due(self, pods: Iterable[Pod], retried: Collection[str]) -> list[Pod]:
         """Return the pods to evict now; those without an attempt first, then the oldest attempt."""
@@ -353,8 +353,8 @@ class NodeDrain:
         now = self._clock.now()
         if not is_overdue(pod, now):
             return None
-        found = find_stuck_reason(self._pods.read_details(pod), now)
-        return Blocker(pod.key, *found, (), pod.terminates_at) if found else None
+        stuck_reason = find_stuck_reason(self._pods.read_details(pod), now)
+        return Blocker(pod.key, *stuck_reason, (), pod.terminates_at) if stuck_reason else None
 
     def _find_daemonsets(self, pods: Iterable[Pod]) -> set[str]:
         owners = {(pod.namespace, pod.daemonset) for pod in pods if pod.daemonset}
@@ -421,10 +421,10 @@ class _BudgetCache:
         if pod.namespace not in self._listed:
             self._listed[pod.namespace] = self._list_budgets(pod.namespace)
         return tuple(
-            _parse_budget(found)
-            for found in self._listed[pod.namespace]
+            _parse_budget(document)
+            for document in self._listed[pod.namespace]
             if label_selector.matches_selector(
-                resources.get_object(found, "spec").get("selector"), pod.labels
+                resources.get_object(document, "spec").get("selector"), pod.labels
             )
         )
 
@@ -436,7 +436,7 @@ class _BudgetCache:
             return ()
 
 
-def _parse_budget(found: api_client.Json) -> DisruptionBudget:
-    allowed = resources.get_object(found, "status").get("disruptionsAllowed")
-    name = str(resources.get_object(found, "metadata").get("name"))
+def _parse_budget(document: api_client.Json) -> DisruptionBudget:
+    allowed = resources.get_object(document, "status").get("disruptionsAllowed")
+    name = str(resources.get_object(document, "metadata").get("name"))
     return DisruptionBudget(name, allowed if isinstance(allowed, int) else 0)

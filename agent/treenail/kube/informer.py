@@ -117,8 +117,8 @@ class Informer(Generic[T]):
         with self._lock:
             return dict(self._objects)
 
-    def _apply_change(self, key: str, found: api_client.Json | None) -> None:
-        after = None if found is None else self._transform(found)
+    def _apply_change(self, key: str, document: api_client.Json | None) -> None:
+        after = None if document is None else self._transform(document)
         with self._lock:
             before = self._objects.pop(key, None)
             if after is not None:

@@ -45,10 +45,10 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-def parse_pod(found: api_client.Json) -> Pod:
+def parse_pod(document: api_client.Json) -> Pod:
     """Read the pod in an API object; malformed fields count as absent."""
     metadata, spec, status = (
-        resources.get_object(found, name) for name in ("metadata", "spec", "status")
+        resources.get_object(document, name) for name in ("metadata", "spec", "status")
     )
     grace_s = metadata.get("deletionGracePeriodSeconds")
     return Pod(
@@ -182,10 +182,10 @@ class NodePods:
         known = self._details.get(pod.uid)
         is_current = known is not None and known.resource_version == pod.resource_version
         if not (is_current or self._has_fresh_details):
-            found = self._client.list(
+            items = self._client.list(
                 resources.PODS, params={"fieldSelector": self._selector}
             ).items
-            self._details = {each.uid: each for each in map(parse_pod, found)}
+            self._details = {listed.uid: listed for listed in map(parse_pod, items)}
             self._has_fresh_details = True
         return self._details.get(pod.uid, pod)
 
@@ -227,9 +227,9 @@ class DaemonSetCache:
         exists = self._read_daemonset(namespace, name)
         with self._lock:
             self._known = {
-                key: found
-                for key, found in self._known.items()
-                if now - found[0] < _DAEMONSET_LIFETIME_S
+                key: answer
+                for key, answer in self._known.items()
+                if now - answer[0] < _DAEMONSET_LIFETIME_S
             }
             self._known[namespace, name] = (now, exists)
         return exists

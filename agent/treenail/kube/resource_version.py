@@ -16,7 +16,7 @@ def is_older_version(version: str, other: str) -> bool:
     Opaque to clients, but integers that can be compared in kube-apiserver (KEP-5504).
     """
     is_number = all(
-        each.isascii() and each.isdigit() and len(each) <= _MAX_DIGITS for each in (version, other)
+        text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS for text in (version, other)
     )
     return is_number and int(version) < int(other)
 
@@ -85,8 +85,8 @@ class RecentResponses(Generic[V]):
     def find(self, key: str) -> V | None:
         """Return the last response that no list and no watch event replaced."""
         with self._lock:
-            found = self._responses.get(key)
-            return None if found is None else found[0]
+            stored = self._responses.get(key)
+            return None if stored is None else stored[0]
 
     def select_latest(self, key: str, watched: V | None) -> V | None:
         """Return the watched object, or the response if that is newer; None for a deleted one."""

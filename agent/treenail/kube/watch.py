@@ -323,10 +323,10 @@ class ResourceWatch:
                 self._report_object(item)
         return version, listed
 
-    def _has_older_version(self, found: api_client.Json) -> bool:
+    def _has_older_version(self, document: api_client.Json) -> bool:
         """Return whether a newer version of the same object was reported before."""
-        known_uid, known_version = self._reported.get(format_key(found), (None, None))
-        uid, version = _get_version(found)
+        known_uid, known_version = self._reported.get(format_key(document), (None, None))
+        uid, version = _get_version(document)
         return uid == known_uid and resource_version.is_older_version(
             str(version), str(known_version)
         )
@@ -405,20 +405,20 @@ class ResourceWatch:
             or self._resource_version
         )
 
-    def _report_object(self, found: api_client.Json) -> None:
-        key, version = format_key(found), _get_version(found)
+    def _report_object(self, document: api_client.Json) -> None:
+        key, version = format_key(document), _get_version(document)
         if self._reported.get(key) != version:
             self._reported[key] = version
-            self._on_change(key, found)
+            self._on_change(key, document)
 
 
-def _get_version(found: api_client.Json) -> tuple[object, object]:
-    metadata = resources.get_object(found, "metadata")
+def _get_version(document: api_client.Json) -> tuple[object, object]:
+    metadata = resources.get_object(document, "metadata")
     return (metadata.get("uid"), metadata.get("resourceVersion"))
 
 
-def format_key(found: api_client.Json) -> str:
+def format_key(document: api_client.Json) -> str:
     """Return ``namespace/name``, or the name of a cluster-scoped object."""
-    metadata = resources.get_object(found, "metadata")
+    metadata = resources.get_object(document, "metadata")
     name, namespace = str(metadata.get("name")), metadata.get("namespace")
     return f"{namespace}/{name}" if namespace else name

@@ -52,8 +52,8 @@ class TlsConnection:
 
         Each address gets ``limit_s``, and so does the TLS handshake.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for number, (family, kind, protocol, _, address) in enumerate(found, start=1):
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for number, (family, kind, protocol, _, address) in enumerate(addresses, start=1):
             plain = self._replace_socket(socket.socket(family, kind, protocol))
             try:
                 for option in SOCKET_OPTIONS:
@@ -62,7 +62,7 @@ class TlsConnection:
                 plain.connect(address)
                 break
             except OSError:
-                if self._aborted or number == len(found):
+                if self._aborted or number == len(addresses):
                     raise
         secured = self._wrap_socket(server_name)
         secured.settimeout(min(limit_s, self._get_remaining_s()))
@@ -266,13 +266,13 @@ class HttpResponse:
     def _read_until(self, end: bytes) -> bytes:
         """Return what precedes ``end``, and drop both from the buffer."""
         start = 0
-        while (found := self._buffer.find(end, start)) < 0:
+        while (position := self._buffer.find(end, start)) < 0:
             start = max(len(self._buffer) - len(end) + 1, 0)
             if start > MAX_HEAD_BYTES:
                 raise MalformedResponseError(f"a line is longer than {MAX_HEAD_BYTES} bytes")
             self._fill()
-        line = bytes(self._buffer[:found])
-        del self._buffer[: found + len(end)]
+        line = bytes(self._buffer[:position])
+        del self._buffer[: position + len(end)]
         return line
 
     def _fill(self) -> None:

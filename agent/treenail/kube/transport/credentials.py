@@ -85,12 +85,12 @@ class _ReloadedValue(Generic[T]):
 
     def _stat_file(self, name: str, path: Path) -> tuple[int, int, int]:
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             raise _make_error(self._connection, name, error.strerror or "read error") from error
         except ValueError as error:  # a NUL character in the path
             raise _make_error(self._connection, name, str(error)) from error
-        return (found.st_mtime_ns, found.st_ino, found.st_size)
+        return (status.st_mtime_ns, status.st_ino, status.st_size)
 
 
 def _make_tls_context(connection: ApiServerConfig) -> ssl.SSLContext:

@@ -99,11 +99,11 @@ def read_kubeconfigs(
         locate=locate,
     )
     if bool(connection.certificate) != bool(connection.key):
-        found, missing = ("client-certificate", "client-key")
+        present, missing = ("client-certificate", "client-key")
         if connection.key:
-            found, missing = missing, found
+            present, missing = missing, present
         raise user.make_error(
-            missing, f"is missing although {found} is there", "give both or neither"
+            missing, f"is missing although {present} is there", "give both or neither"
         )
     if connection.ca and not connection.should_verify_tls:
         raise cluster.make_error(
@@ -186,7 +186,7 @@ class _KubeconfigSection:
         entries = self.values.get(plural) or []
         if not isinstance(entries, list):
             raise self.make_error(plural, "is not a list", f"write {plural} as a list")
-        return [each for each in entries if isinstance(each, dict)]
+        return [entry for entry in entries if isinstance(entry, dict)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ class _MergedKubeconfig:
         return cls(f"kubeconfig {':'.join(paths)}", files)
 
     def find_current_context(self) -> str:
-        for each in self.files:
-            if name := each.get_text("current-context"):
+        for file in self.files:
+            if name := file.get_text("current-context"):
                 return name
         names = self._list_names("contexts")
         raise UsageError(
@@ -220,18 +220,20 @@ class _MergedKubeconfig:
         for file in self.files:
             for entry in file.list_entries(plural):
                 if entry.get("name") == name:
-                    found = entry.get(key) or {}
+                    values = entry.get(key) or {}
                     where = f"{file.where}: {plural}[{name}]"
-                    if not isinstance(found, dict):
+                    if not isinstance(values, dict):
                         raise UsageError(f"{where}.{key} is not a mapping", remedy=_REMEDY)
-                    return _KubeconfigSection(where, found, file.folder)
+                    return _KubeconfigSection(where, values, file.folder)
         raise UsageError(
             f"{self.where}: {plural} has no {name!r}, only: {self._list_names(plural)}",
             remedy=f"in {self.where}, use one of these names",
         )
 
     def _list_names(self, plural: str) -> str:
-        names = {str(each.get("name")) for file in self.files for each in file.list_entries(plural)}
+        names = {
+            str(entry.get("name")) for file in self.files for entry in file.list_entries(plural)
+        }
         return ", ".join(sorted(names)) or "nothing"
 
 
