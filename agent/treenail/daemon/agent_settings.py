@@ -56,7 +56,7 @@ class TomlTable:
             raise self.build_error(key, values, "a list of strings")
         for value in values:
             if not isinstance(value, str) or value not in choices:
-                raise self.build_error(key, value, " or ".join(f'"{each}"' for each in choices))
+                raise self.build_error(key, value, " or ".join(f'"{choice}"' for choice in choices))
         return tuple(choices[value] for value in values)
 
     def take_seconds(self, key: str, default: float) -> float:
@@ -97,9 +97,9 @@ class TomlTable:
                 )
 
     def build_error(self, key: str, value: object, allowed: str) -> errors.UsageError:
-        found = _format_value(value)
+        shown = _format_value(value)
         return errors.UsageError(
-            f"{self._where}: {self._path}{key} is {found}; allowed is {allowed}"
+            f"{self._where}: {self._path}{key} is {shown}; allowed is {allowed}"
         )
 
     def _take_value(self, key: str) -> object:
@@ -317,9 +317,11 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
         pull_secret=table.take_text("pull_secret"),
         internal_pull_secret=table.take_text("internal_pull_secret"),
         drain=table.take_choice("drain", {str(drain): drain for drain in DrainMode}),
-        image_files=table.take_choice("image_files", {str(each): each for each in ImageFiles}),
+        image_files=table.take_choice(
+            "image_files", {str(choice): choice for choice in ImageFiles}
+        ),
         backend=table.take_choice("backend", {str(backend): backend for backend in BackendSetting}),
-        reboot=table.take_choice("reboot", {str(each): each for each in RebootMode}),
+        reboot=table.take_choice("reboot", {str(mode): mode for mode in RebootMode}),
         log_level=table.take_choice("log_level", _LOG_LEVELS),
         limits=_parse_limits(table.take_table("limits")),
         health=_parse_health(table.take_table("health")),
@@ -404,7 +406,7 @@ def _parse_limits(table: TomlTable) -> LimitSettings:
 
 def _parse_health(table: TomlTable) -> HealthSettings:
     default = HealthSettings()
-    modes = {str(each): each for each in boot_trial.HealthCheckMode}
+    modes = {str(mode): mode for mode in boot_trial.HealthCheckMode}
     trial = HealthSettings(
         mode=_select_first(table.take_choice("mode", modes), default.mode),
         deadline_s=table.take_seconds("deadline_s", default.deadline_s),
@@ -425,7 +427,7 @@ def _parse_preflight(table: TomlTable) -> PreflightSettings:
     preflight = PreflightSettings(
         registry_s=table.take_seconds("registry_s", default.registry_s),
         only_warn=frozenset(
-            table.take_choices("only_warn", {str(each): each for each in PreflightReason})
+            table.take_choices("only_warn", {str(reason): reason for reason in PreflightReason})
         ),
     )
     table.reject_unknown_keys()
@@ -434,7 +436,7 @@ def _parse_preflight(table: TomlTable) -> PreflightSettings:
 
 def _parse_drift(table: TomlTable) -> DriftSettings:
     default = DriftSettings()
-    reactions = {str(each): each for each in drift_policy.DriftReaction}
+    reactions = {str(reaction): reaction for reaction in drift_policy.DriftReaction}
     paths = table.take_table("paths")
     drift = DriftSettings(
         default=_select_first(table.take_choice("default", reactions), default.default),

@@ -146,8 +146,8 @@ class FirstBootVerifier:
             )
 
     def _find_drift(self, wanted: wanted_state.WantedState) -> tuple[drift_comparison.Drift, ...]:
-        found = self._check.check_everything(ExpectedState.from_wanted(wanted), BootedState())
-        drifts = (drift for listed in found.values() for drift in listed)
+        by_subject = self._check.check_everything(ExpectedState.from_wanted(wanted), BootedState())
+        drifts = (drift for listed in by_subject.values() for drift in listed)
         return tuple(_drop_ignored(drifts, self._policy))
 
 

@@ -81,7 +81,9 @@ class HealthChecker:
             self._passed.clear()
             self._states.clear()
         results = self._run_built_in_checks(boot_id, boot_trial.passed_before)
-        if all(each.is_passing is not False or each.is_excused(boot_trial) for each in results):
+        if all(
+            result.is_passing is not False or result.is_excused(boot_trial) for result in results
+        ):
             # Custom checks may need the kubelet and the runtime: run them once those pass.
             left_s = (
                 boot_trial.began_monotonic + self._settings.deadline_s - self._clock.monotonic()
@@ -98,19 +100,19 @@ class HealthChecker:
         results += self._run_custom_checks(self._settings.check_s)
         self._passed.clear()
         return BootTrial(
-            failed_before=tuple(each.name for each in results if each.is_passing is False),
-            passed_before=tuple(each.name for each in results if each.is_passing),
+            failed_before=tuple(result.name for result in results if result.is_passing is False),
+            passed_before=tuple(result.name for result in results if result.is_passing),
         )
 
     def check_origin(self, name: str, boot_id: str) -> health.OriginCheck:
         """Run the cluster check that failed a target, on the deployment after the rollback."""
         results = self._origin_clock.add_ages(self._check_cluster(boot_id), self._clock.monotonic())
-        found = next((each for each in results if each.name == name), None)
+        check = next((result for result in results if result.name == name), None)
         limits = self._settings
         return (
             health.OriginCheck.UNKNOWN
-            if found is None
-            else health.judge_origin_check(found, limits)
+            if check is None
+            else health.judge_origin_check(check, limits)
         )
 
     def _run_built_in_checks(
@@ -123,13 +125,13 @@ class HealthChecker:
         network = self._check_network(passed_before)
         units = tuple(self._check_units(passed_before))
         results = [*own_problems, *units, network, *self._check_cluster(boot_id)]
-        kubelet = next(each for each in units if each.name == health.KUBELET)
+        kubelet = next(check for check in units if check.name == health.KUBELET)
         if kubelet.is_passing is None and kubelet.problem:
             # Without the kubelet's certificate the agent, which uses it too, has no access.
-            results = [_without_kubelet(each, kubelet) for each in results]
+            results = [_without_kubelet(result, kubelet) for result in results]
         if network.is_passing is False:
             # The node itself is cut off, so that this is no outage of the API server.
-            results = [replace(each, is_external=False) for each in results]
+            results = [replace(result, is_external=False) for result in results]
         return results
 
     def _check_network(self, passed_before: tuple[str, ...]) -> health.HealthCheckResult:
@@ -144,7 +146,7 @@ class HealthChecker:
         names = (KUBELET_UNIT, GREENBOOT_UNIT, *health_probes.RUNTIME_SOCKETS)
         try:
             units = self._probes.systemd.list_units(*names)
-            loaded = {each.name: each for each in units if each.load_state != _NOT_FOUND}
+            loaded = {unit.name: unit for unit in units if unit.load_state != _NOT_FOUND}
             greenboot = self._check_greenboot(loaded.get(GREENBOOT_UNIT))
             kubelet = self._check_kubelet(loaded.get(KUBELET_UNIT), passed_before)
         except errors.HostError as error:
@@ -154,7 +156,7 @@ class HealthChecker:
             return
         yield kubelet
         yield self._check_runtime(
-            tuple(loaded[each] for each in health_probes.RUNTIME_SOCKETS if each in loaded)
+            tuple(loaded[name] for name in health_probes.RUNTIME_SOCKETS if name in loaded)
         )
         yield greenboot
 
@@ -180,10 +182,10 @@ class HealthChecker:
 
     def _check_runtime(self, units: tuple[SystemdUnit, ...]) -> health.HealthCheckResult:
         """Check the active container runtime; with several installed, the active one counts."""
-        results = {each.name: _check_unit(health.CONTAINER_RUNTIME, each) for each in units}
+        results = {unit.name: _check_unit(health.CONTAINER_RUNTIME, unit) for unit in units}
         active = next((name for name, check in results.items() if check.is_passing), "")
         if not active:
-            text = "; ".join(each.problem for each in results.values())
+            text = "; ".join(result.problem for result in results.values())
             return health.HealthCheckResult(
                 health.CONTAINER_RUNTIME, is_passing=False if results else None, problem=text
             )
@@ -268,15 +270,15 @@ class HealthChecker:
             )
 
     def _log_changes(self, results: Iterable[health.HealthCheckResult]) -> None:
-        for each in results:
-            if self._states.get(each.name) is not each.is_passing:
+        for result in results:
+            if self._states.get(result.name) is not result.is_passing:
                 log.info(
                     "health check %s %s%s",
-                    each.name,
-                    _STATE_WORDS[each.is_passing],
-                    f": {each.problem}" * bool(each.problem),
+                    result.name,
+                    _STATE_WORDS[result.is_passing],
+                    f": {result.problem}" * bool(result.problem),
                 )
-            self._states[each.name] = each.is_passing
+            self._states[result.name] = result.is_passing
 
 
 _STATE_WORDS = {True: "passed", False: "failed", None: "has no result"}

@@ -38,16 +38,16 @@ def find_active_agents(files: atomic_files.HostFiles, systemd: Systemd) -> tuple
     """Return the active units that update this machine; empty when systemd does not answer."""
     names = dict.fromkeys((*_read_registered_driver(files), *KNOWN_AGENTS))
     try:
-        active = [each.name for each in systemd.list_units(*names) if each.active_state == "active"]
+        active = [unit.name for unit in systemd.list_units(*names) if unit.active_state == "active"]
     except errors.HostError:
         return ()
     return tuple(
-        each for each in active if each != _AUTOMATIC_TIMER or _has_automatic_staging(files)
+        name for name in active if name != _AUTOMATIC_TIMER or _has_automatic_staging(files)
     )
 
 
 def _read_registered_driver(files: atomic_files.HostFiles) -> tuple[str, ...]:
-    return tuple(each.decode("ascii") for each in _UNIT.findall(_read_file(files, _DRIVER_FILE)))
+    return tuple(name.decode("ascii") for name in _UNIT.findall(_read_file(files, _DRIVER_FILE)))
 
 
 def _has_automatic_staging(files: atomic_files.HostFiles) -> bool:
@@ -127,12 +127,12 @@ class PreflightChecker:
         facts = preflight.PreflightFacts(
             now=self._machine.clock.now(), image=image, lacks_agent=lacks_agent
         )
-        found = preflight.find_preflight_problems(facts, only_warn=self._only_warn)
+        problems = preflight.find_preflight_problems(facts, only_warn=self._only_warn)
         self._report_problems(
             tuple(
-                each
-                for each in found
-                if each.reason is preflight_reason.PreflightReason.AGENT_MISSING
+                problem
+                for problem in problems
+                if problem.reason is preflight_reason.PreflightReason.AGENT_MISSING
             )
         )
 
@@ -141,12 +141,12 @@ class PreflightChecker:
             preflight.find_preflight_problems(conditions, only_warn=self._only_warn)
         )
 
-    def _report_problems(self, found: tuple[preflight.PreflightFinding, ...]) -> None:
-        for each in found:
-            if not each.is_blocking and each not in self._warned:
-                log.warning("%s; %s", each, each.remedy)
-        self._warned = frozenset(found)
-        if error := preflight.make_preflight_error(found):
+    def _report_problems(self, problems: tuple[preflight.PreflightFinding, ...]) -> None:
+        for problem in problems:
+            if not problem.is_blocking and problem not in self._warned:
+                log.warning("%s; %s", problem, problem.remedy)
+        self._warned = frozenset(problems)
+        if error := preflight.make_preflight_error(problems):
             raise error
 
     def collect_conditions(self, image: str) -> preflight.PreflightFacts:
@@ -182,7 +182,7 @@ class PreflightChecker:
             needs_storage=has_image_store,
             architecture=machine.kernel.find_architecture(),
             spaces=tuple(
-                found for path in CHECKED_PATHS if (found := self._read_space(path)) is not None
+                space for path in CHECKED_PATHS if (space := self._read_space(path)) is not None
             ),
             present_layers=spaces.list_stored_layers(self._machine.root),
             kernel_bytes=spaces.compute_kernel_bytes(self._machine.root),
@@ -198,8 +198,8 @@ class PreflightChecker:
     ) -> preflight.ImageManifest | preflight.RegistryProblem | None:
         path = self._machine.root.resolve_path(AUTH_FILE)
         auth_file = str(path) if path.exists() else ""
-        found = self._registry.inspect_image(image, auth_file=auth_file)
-        match found:
+        inspection = self._registry.inspect_image(image, auth_file=auth_file)
+        match inspection:
             case registries.InspectionProblem(kind, text):
                 reason = preflight_reason.PreflightReason(kind)
                 if reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
@@ -208,22 +208,23 @@ class PreflightChecker:
                 else:
                     manifests = ()
                 return preflight.RegistryProblem(
-                    reason, text, tuple(each.platform for each in manifests)
+                    reason, text, tuple(manifest.platform for manifest in manifests)
                 )
             case registries.ImageInspection():
                 layers = tuple(
-                    preflight.ImageLayer(each.digest, each.size_bytes) for each in found.layers
+                    preflight.ImageLayer(layer.digest, layer.size_bytes)
+                    for layer in inspection.layers
                 )
-                is_bootable = any(label in found.labels for label in BOOTABLE_LABELS)
+                is_bootable = any(label in inspection.labels for label in BOOTABLE_LABELS)
                 return preflight.ImageManifest(
-                    found.architecture, found.created, layers, is_bootable
+                    inspection.architecture, inspection.created, layers, is_bootable
                 )
             case None:
                 log.info("skopeo is not installed; the registry is not checked before the pull")
                 return None
 
-    def _find_missing_keys(self, found: SignatureRule | str | None) -> tuple[str, ...]:
-        keys = found.keys if isinstance(found, SignatureRule) else ()
+    def _find_missing_keys(self, rule: SignatureRule | str | None) -> tuple[str, ...]:
+        keys = rule.keys if isinstance(rule, SignatureRule) else ()
         return tuple(key for key in keys if key.startswith("/") and not self._is_present(key))
 
     def _is_present(self, path: str) -> bool:
@@ -236,19 +237,19 @@ class PreflightChecker:
         self, path: str
     ) -> preflight.FilesystemSpace | preflight.UnreadableFilesystem | None:
         try:
-            found = spaces.read_file_system(self._machine.root, path)
+            space = spaces.read_file_system(self._machine.root, path)
         except errors.FileError as error:
             return preflight.UnreadableFilesystem(path, str(error))
-        if found is None:
+        if space is None:
             return None
         return preflight.FilesystemSpace(
             path,
-            found.device,
-            found.free_bytes,
-            found.size_bytes,
-            found.free_files,
-            found.files,
-            found.is_read_only,
+            space.device,
+            space.free_bytes,
+            space.size_bytes,
+            space.free_files,
+            space.files,
+            space.is_read_only,
         )
 
     def _compute_freeable_boot_bytes(self) -> int:
@@ -265,15 +266,15 @@ class PreflightChecker:
     def _find_pinned_commits(self) -> frozenset[str]:
         """Return the commits that users pinned; our own pin is removed in time."""
         try:
-            found = self._os.read_deployments()
+            deployments = self._os.read_deployments()
             ours = records.from_json(self._machine.ledger.read_document()).retained
         except errors.HostError as error:
             log.info("cannot read which deployments are pinned: %s", error)
             return frozenset()
         return frozenset(
-            each.checksum
-            for each in found.in_boot_order
-            if each.is_pinned and not (ours and each.id == ours.id)
+            deployment.checksum
+            for deployment in deployments.in_boot_order
+            if deployment.is_pinned and not (ours and deployment.id == ours.id)
         )
 
     def _list_inhibitors(self) -> tuple[str, ...]:
@@ -283,9 +284,9 @@ class PreflightChecker:
             log.info("cannot list the inhibitor locks: %s", error)
             return ()
         return tuple(
-            f"{each.who} (process {each.pid}): {each.why}"
-            for each in locks
-            if "shutdown" in each.what.split(":") and each.mode == "block"
+            f"{lock.who} (process {lock.pid}): {lock.why}"
+            for lock in locks
+            if "shutdown" in lock.what.split(":") and lock.mode == "block"
         )
 
     def _probe_ledger(self) -> str:

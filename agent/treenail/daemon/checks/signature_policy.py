@@ -19,18 +19,18 @@ def find_image_rule(
         policy = files.read_file(signature_policy.POLICY_PATH, limit=_LIMIT)
         if policy is None:
             return None
-        found = signature_policy.find_rule(policy, image)
-        storage_rule = signature_policy.find_storage_rule(policy) if is_stored else found
+        rule = signature_policy.find_rule(policy, image)
+        storage_rule = signature_policy.find_storage_rule(policy) if is_stored else rule
     except (errors.FileError, errors.ConfigError) as error:
         return str(error)
-    return storage_rule if storage_rule.trust is signature_policy.SignatureTrust.REJECTED else found
+    return storage_rule if storage_rule.trust is signature_policy.SignatureTrust.REJECTED else rule
 
 
 def needs_signature(files: HostFiles, image: str) -> bool:
     """Return whether the policy demands a signature that the OS back end must verify."""
-    found = find_image_rule(files, image)
+    rule = find_image_rule(files, image)
     return (
-        isinstance(found, signature_policy.SignatureRule)
-        and found.trust is signature_policy.SignatureTrust.SIGNED
-        and found.is_strict
+        isinstance(rule, signature_policy.SignatureRule)
+        and rule.trust is signature_policy.SignatureTrust.SIGNED
+        and rule.is_strict
     )

@@ -96,29 +96,33 @@ class ControllerConfigSync:
 
     def _parse_document(self, document: Json) -> None:
         try:
-            found = ControllerConfigContents.from_json(document)
+            contents = ControllerConfigContents.from_json(document)
         except errors.ConfigError as error:
             self._rejections = (
                 f"cannot read the ControllerConfig: {error}; the files of its last version stay",
             )
             return
         rejections: list[str] = []
-        files = {file.path: file for file in self._collect_certificates(found, rejections)}
-        if found.pull_secret is not None:
-            content = found.pull_secret.rstrip(b"\n") + b"\n"
+        files = {file.path: file for file in self._collect_certificates(contents, rejections)}
+        if contents.pull_secret is not None:
+            content = contents.pull_secret.rstrip(b"\n") + b"\n"
             files[self._pull_secret] = atomic_files.FileSpec(
                 self._pull_secret, content, _OWNER_ONLY
             )
         self._rejections = tuple(rejections)
-        self._desired = _DesiredFiles(files, frozenset(found.registry_cas))
+        self._desired = _DesiredFiles(files, frozenset(contents.registry_cas))
         self._watcher.watch_paths(files, directories=())
 
     def _collect_certificates(
-        self, found: ControllerConfigContents, rejections: list[str]
+        self, contents: ControllerConfigContents, rejections: list[str]
     ) -> Iterator[atomic_files.FileSpec]:
         before = self._desired.files if self._desired else {}
-        wanted = {node_paths.KUBELET_CA: found.kubelet_ca, node_paths.CLOUD_CA: found.cloud_ca} | {
-            _registry_ca_path(registry): content for registry, content in found.registry_cas.items()
+        wanted = {
+            node_paths.KUBELET_CA: contents.kubelet_ca,
+            node_paths.CLOUD_CA: contents.cloud_ca,
+        } | {
+            _registry_ca_path(registry): content
+            for registry, content in contents.registry_cas.items()
         }
         for path, content in wanted.items():
             if not content:
@@ -180,11 +184,11 @@ class ControllerConfigSync:
     def _read_registries(self) -> frozenset[str]:
         content = self._files.read_file(REGISTRIES_FILE, limit=_LIMIT)
         try:
-            found: object = codec.parse_json(content) if content else []
+            document: object = codec.parse_json(content) if content else []
         except ValueError:
-            found = []
-        registries = found if isinstance(found, list) else []
-        return frozenset(each for each in registries if isinstance(each, str))
+            document = []
+        registries = document if isinstance(document, list) else []
+        return frozenset(registry for registry in registries if isinstance(registry, str))
 
     def _record_registries(self, registries: frozenset[str]) -> None:
         file = atomic_files.FileSpec(

@@ -334,8 +334,8 @@ class _WrittenConditions:
     @property
     def is_degraded(self) -> bool:
         return any(
-            each.type == status.NOT_DEGRADED.type and each.status == "True"
-            for each in self._written
+            condition.type == status.NOT_DEGRADED.type and condition.status == "True"
+            for condition in self._written
         )
 
     def request_load(self) -> None:
@@ -349,10 +349,10 @@ class _WrittenConditions:
         return conditions != self._reported
 
     def load_existing(self, document: Json) -> None:
-        found = machineconfignode.MachineConfigNode.from_json(document)
-        self.has_images = found.has_status_images
+        node = machineconfignode.MachineConfigNode.from_json(document)
+        self.has_images = node.has_status_images
         self._written = tuple(
-            each for each in found.conditions if each.type in status.AGENT_CONDITIONS
+            condition for condition in node.conditions if condition.type in status.AGENT_CONDITIONS
         )
         self.is_loaded = True
 
@@ -360,8 +360,10 @@ class _WrittenConditions:
         self, conditions: tuple[status.ReportedCondition, ...], now: str
     ) -> tuple[object_meta.Condition, ...]:
         new_conditions = [
-            object_meta.Condition(each.type, each.status, each.reason, each.message)
-            for each in conditions
+            object_meta.Condition(
+                condition.type, condition.status, condition.reason, condition.message
+            )
+            for condition in conditions
         ]
         return object_meta.merge_conditions(self._written, new_conditions, now=now)
 

@@ -81,7 +81,8 @@ def read_record(files: atomic_files.HostFiles) -> bootstrap_registry.BootstrapRe
     except errors.ConfigError as error:
         raise errors.ConfigError(
             f"cannot use the bootstrap registry: {error}",
-            remedy=f"if the installation is complete, run: rm {bootstrap_registry.RECORD_FILE} {bootstrap_registry.MIRROR_FILE}",
+            remedy=f"if the installation is complete, run: rm {bootstrap_registry.RECORD_FILE} "
+            f"{bootstrap_registry.MIRROR_FILE}",
         ) from error
 
 
@@ -166,11 +167,11 @@ class PullSecrets:
         Raises `FileError`.
         """
         history = self._read_login_history()
-        found = pullsecret.record_rejection(history, self._merged, image)
-        if found is None:
+        rejected = pullsecret.record_rejection(history, self._merged, image)
+        if rejected is None:
             return False
-        self._write_logins(found)
-        return len(found.rejected_digests) > len(history.rejected_digests)
+        self._write_logins(rejected)
+        return len(rejected.rejected_digests) > len(history.rejected_digests)
 
     def confirm_login(self, image: str) -> None:
         """Record that the image was pulled with the installed login. Raises `FileError`."""
@@ -204,9 +205,9 @@ class PullSecrets:
         try:
             content = self._files.read_file(source.path, limit=_LIMIT)
             if content is not None and content.strip():
-                found = pullsecret.parse_pull_secret(content, where=source.path)
-                self._save_last_good(source, found, problems)
-                return found
+                pull_secret = pullsecret.parse_pull_secret(content, where=source.path)
+                self._save_last_good(source, pull_secret, problems)
+                return pull_secret
             if content is not None:
                 # A program that rewrites a file in place empties it first.
                 absence = (
@@ -240,10 +241,10 @@ class PullSecrets:
         return pullsecret.PullSecret() if record is None else record.make_pull_secret()
 
     def _save_last_good(
-        self, source: _PullSecretSource, found: pullsecret.PullSecret, problems: list[str]
+        self, source: _PullSecretSource, pull_secret: pullsecret.PullSecret, problems: list[str]
     ) -> None:
         try:
-            self._write_if_changed(source.last_good, pullsecret.encode_pull_secret(found))
+            self._write_if_changed(source.last_good, pullsecret.encode_pull_secret(pull_secret))
         except errors.FileError as error:
             problems.append(str(error))
 
@@ -306,10 +307,10 @@ class PullSecrets:
             target = os.path.relpath(
                 self._root.resolve_path(AUTH_FILE), self._root.resolve_entry(path).parent
             )
-            found = self._files.read_link(path)
-            if found == target:
+            link_target = self._files.read_link(path)
+            if link_target == target:
                 return
-            content = self._files.read_file(path, limit=_LIMIT) if found is None else None
+            content = self._files.read_file(path, limit=_LIMIT) if link_target is None else None
             if content is not None:
                 if not backup_path:
                     problems.append(
@@ -325,8 +326,8 @@ class PullSecrets:
 
     def _remove_auth_files(self) -> None:
         for path in (RPM_OSTREE_AUTH, BOOTC_AUTH):
-            found = self._files.read_link(path)
-            if found is not None and found.endswith(AUTH_FILE):
+            link_target = self._files.read_link(path)
+            if link_target is not None and link_target.endswith(AUTH_FILE):
                 self._files.remove_file(path)
         if self._files.has_entry(LOGIN_HISTORY):
             self._files.remove_file(LOGIN_HISTORY)

@@ -169,5 +169,5 @@ class NodeConfigs:
             split.wanted,
             frozenset() if current.image else list_required_packages(os),
             digest=image.partition("@")[2],
-            image_gaps=frozenset(each.subject for each in split.missing),
+            image_gaps=frozenset(gap.subject for gap in split.missing),
         )

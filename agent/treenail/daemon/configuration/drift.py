@@ -53,8 +53,8 @@ class ExpectedState:
         """Convert a wanted state. Raises `IgnitionError` for contents that cannot be decoded."""
         return cls(
             entries={
-                path: each.drop_contents()
-                for path, each in drift_comparison.compute_expected_entries(wanted).items()
+                path: entry.drop_contents()
+                for path, entry in drift_comparison.compute_expected_entries(wanted).items()
             },
             units=wanted_state.WantedState(
                 files={path: wanted_state.WantedFile(path) for path in wanted.files},
@@ -87,17 +87,17 @@ class DriftCheck:
         self, expected_state: ExpectedState, booted: BootedState
     ) -> dict[str, tuple[drift_comparison.Drift, ...]]:
         """Compare everything; return the drift by subject."""
-        found = [
+        drifts = [
             *self._check_paths(expected_state, expected_state.entries),
             *self._check_units(expected_state),
         ]
-        found += drift_comparison.find_argument_drift(
+        drifts += drift_comparison.find_argument_drift(
             expected_state.units.os.kernel_arguments, booted.kernel_arguments
         )
-        found += drift_comparison.find_image_drift(expected_state.digest, booted.digests)
+        drifts += drift_comparison.find_image_drift(expected_state.digest, booted.digests)
         if booted.packages is not None:
-            found += drift_comparison.find_package_drift(expected_state.packages, booted.packages)
-        return _group_by_subject(found)
+            drifts += drift_comparison.find_package_drift(expected_state.packages, booted.packages)
+        return _group_by_subject(drifts)
 
     def check_touched(
         self, expected_state: ExpectedState, paths: Iterable[str]
@@ -154,7 +154,7 @@ def _strip_contents(unit: wanted_state.WantedUnit) -> wanted_state.WantedUnit:
 def _group_by_subject(
     drifts: Iterable[drift_comparison.Drift],
 ) -> dict[str, tuple[drift_comparison.Drift, ...]]:
-    found: dict[str, tuple[drift_comparison.Drift, ...]] = {}
+    by_subject: dict[str, tuple[drift_comparison.Drift, ...]] = {}
     for drift in drifts:
-        found[drift.subject] = (*found.get(drift.subject, ()), drift)
-    return found
+        by_subject[drift.subject] = (*by_subject.get(drift.subject, ()), drift)
+    return by_subject

@@ -66,8 +66,8 @@ class DriftMonitor:
             self._needs_full_check = True
             self._check_touched(self._expected, touched)
             self._needs_full_check = False
-        found = (each for drifts in self._found.values() for each in drifts)
-        assessed = drift_policy.assess_drift(found, self._policy, self._repairs, now)
+        all_drift = (drift for drifts in self._found.values() for drift in drifts)
+        assessed = drift_policy.assess_drift(all_drift, self._policy, self._repairs, now)
         return replace(assessed, image_gaps=self._expected.image_gaps)
 
     def record_repairs(self, drifts: Iterable[drift_comparison.Drift]) -> None:

@@ -67,7 +67,7 @@ def read_image_content(
     stats = path_stat.stat_paths(tree, disk, paths)
     prefix = str(tree.prefix)
     return image_content.ImageContent(
-        entries={path: inspect.describe_path(each, accounts) for path, each in stats.items()},
+        entries={path: inspect.describe_path(stat, accounts) for path, stat in stats.items()},
         resolved_paths={
             path: root_directory.strip_prefix(entry, prefix)
             for path, entry in path_stat.resolve_entries(tree, paths).items()
@@ -90,13 +90,13 @@ def _find_vendor_entries(
         if path.startswith(node_paths.UNIT_DIRECTORY + "/")
     }
     stats = path_stat.stat_paths(
-        tree, disk, [each for listed in candidates.values() for each in listed]
+        tree, disk, [candidate for listed in candidates.values() for candidate in listed]
     )
     for path, listed in candidates.items():
-        present = (stats[each] for each in listed if stats[each].kind != path_stat.NOTHING)
-        found = next(present, None)
-        if found is not None:
-            yield path, inspect.describe_path(found, accounts)
+        present = (stats[entry] for entry in listed if stats[entry].kind != path_stat.NOTHING)
+        vendor_entry = next(present, None)
+        if vendor_entry is not None:
+            yield path, inspect.describe_path(vendor_entry, accounts)
 
 
 def _list_vendor_paths(units: Iterable[str]) -> Iterator[str]:

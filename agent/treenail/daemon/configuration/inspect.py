@@ -101,7 +101,7 @@ class MachineInspector:
         }
         unit_states = self._unit_states.read_states(*units)
         return inventory.Inventory(
-            entries={path: describe_path(each, accounts) for path, each in stats.items()},
+            entries={path: describe_path(stat, accounts) for path, stat in stats.items()},
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
             unit_states=unit_states,
@@ -150,11 +150,11 @@ class MachineInspector:
 
     def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
         prefix = os.fspath(self._root.prefix)
-        found = {
+        entries = {
             path: root_directory.strip_prefix(place, prefix)
             for path, place in path_stat.resolve_entries(self._root, paths).items()
         }
-        return {path: entry for path, entry in found.items() if entry != path}
+        return {path: entry for path, entry in entries.items() if entry != path}
 
     def _find_hard_links(
         self, new: wanted_state.WantedState, stats: Mapping[str, path_stat.PathStat]
@@ -184,16 +184,16 @@ def _is_same_entry(one: path_stat.PathStat, other: path_stat.PathStat) -> bool:
     )
 
 
-def describe_path(each: path_stat.PathStat, accounts: Accounts) -> drift_comparison.ActualEntry:
+def describe_path(stat: path_stat.PathStat, accounts: Accounts) -> drift_comparison.ActualEntry:
     return drift_comparison.ActualEntry(
-        kind=_KINDS[each.kind],
-        sha256=each.sha256,
-        mode=each.mode,
-        uid=each.uid,
-        gid=each.gid,
-        user=accounts.find_user_name(each.uid),
-        group=accounts.find_group_name(each.gid),
-        target=each.target,
-        label=each.label,
-        default_label=each.expected_label,
+        kind=_KINDS[stat.kind],
+        sha256=stat.sha256,
+        mode=stat.mode,
+        uid=stat.uid,
+        gid=stat.gid,
+        user=accounts.find_user_name(stat.uid),
+        group=accounts.find_group_name(stat.gid),
+        target=stat.target,
+        label=stat.label,
+        default_label=stat.expected_label,
     )

@@ -67,8 +67,8 @@ def apply_steps(
     except errors.TreenailError as error:
         started = steps[: steps.index(progress.step) + 1]
         log.warning("cannot %s; undoing the %d steps done so far", progress, len(started))
-        for each in step_types.list_undo_steps(started):
-            log.debug("undoing: %s", each)
+        for undo_step in step_types.list_undo_steps(started):
+            log.debug("undoing: %s", undo_step)
         _undo_failed(progress, error, runner)
 
 
@@ -135,14 +135,14 @@ def _run_batch(
             runner.notify_service(step)
         case _:
             changes = []
-            for each in batch:
-                if isinstance(each, step_types.FileStep):
-                    progress.step = each
-                    changes += [(each, change) for change in runner.compute_changes(each)]
+            for file_step in batch:
+                if isinstance(file_step, step_types.FileStep):
+                    progress.step = file_step
+                    changes += [(file_step, change) for change in runner.compute_changes(file_step)]
             _place_changes(changes, runner, progress)
     if log.isEnabledFor(logging.DEBUG):
-        for each in batch:
-            log.debug("done: %s", each)
+        for done in batch:
+            log.debug("done: %s", done)
 
 
 def _place_changes(
@@ -213,7 +213,7 @@ def _raise_if_failed(failed: Sequence[str]) -> None:
         raise errors.RollbackError(
             f"cannot undo an interrupted change: {'; '.join(failed)}",
             remedy="fix what is listed; treenail tries again"
-            + _RESTART_REMEDY * any(_READ_ONLY in each for each in failed),
+            + _RESTART_REMEDY * any(_READ_ONLY in failure for failure in failed),
         )
 
 

@@ -48,8 +48,8 @@ class MCDState:
             decode.load_json(content, where=CURRENT_CONFIG)
         )
         image = (self._files.read_file(CURRENT_IMAGE) or b"").decode("utf-8", "replace").strip()
-        found = {key.CURRENT_CONFIG: config.name}
-        return found | {key.CURRENT_IMAGE: image} if image else found
+        annotations = {key.CURRENT_CONFIG: config.name}
+        return annotations | {key.CURRENT_IMAGE: image} if image else annotations
 
 
 def read_first_boot_annotations(files: HostFiles) -> dict[str, str] | None:
@@ -58,5 +58,5 @@ def read_first_boot_annotations(files: HostFiles) -> dict[str, str] | None:
     if content is None:
         return None
     document = decode.load_json(content, where=FIRST_BOOT_ANNOTATIONS)
-    found = decode.Fields.from_json({"annotations": document}, FIRST_BOOT_ANNOTATIONS)
-    return found.get_text_map("annotations")
+    fields = decode.Fields.from_json({"annotations": document}, FIRST_BOOT_ANNOTATIONS)
+    return fields.get_text_map("annotations")

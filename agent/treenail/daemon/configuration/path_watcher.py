@@ -114,11 +114,11 @@ class InotifyPathWatcher:
     def _note_touched(self, moved: InotifyEvents) -> bool:
         """Record the watched paths among the events; return whether there are any."""
         with self._lock:
-            found = {
+            touched = {
                 path
                 for path in moved.paths
                 if path in self._paths or path.rpartition("/")[0] in self._directories
             }
-            self._touched |= found
+            self._touched |= touched
             self._is_incomplete = self._is_incomplete or moved.is_incomplete
-        return bool(found) or moved.is_incomplete
+        return bool(touched) or moved.is_incomplete

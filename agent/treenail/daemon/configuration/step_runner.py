@@ -105,7 +105,7 @@ class StepRunner:
                 | step_types.SetSshKeys,
             ):
                 changes = self.compute_changes(step)
-                kept = [each for each in changes if not each.path.startswith(removed)]
+                kept = [change for change in changes if not change.path.startswith(removed)]
                 # A rehearsal, one step at a time: no other step has made its entries yet.
                 undo_log.ChangeRecorder(self._root, self._disk, 0).record_changes(kept)
 
@@ -284,15 +284,15 @@ class StepRunner:
 
     def _build_relabelled_entry(self, path: str) -> entries.Entry:
         """Return the existing entry; creating it again gives it the policy's SELinux label."""
-        found = path_stat.stat_paths(self._root, self._disk, [path])[path]
-        if found.kind == path_stat.DIRECTORY:
-            return entries.DirectoryEntry(found.mode, found.uid, found.gid)
-        if found.kind == path_stat.LINK:
-            return entries.SymlinkEntry(found.target, found.uid, found.gid)
+        stat = path_stat.stat_paths(self._root, self._disk, [path])[path]
+        if stat.kind == path_stat.DIRECTORY:
+            return entries.DirectoryEntry(stat.mode, stat.uid, stat.gid)
+        if stat.kind == path_stat.LINK:
+            return entries.SymlinkEntry(stat.target, stat.uid, stat.gid)
         content = self._files.read_file(path, limit=_LIMIT)
-        if content is None or found.kind != path_stat.FILE:
-            raise errors.FileError(f"cannot relabel {path}: it is {found.kind} now")
-        return entries.FileEntry(lambda: content, found.mode, found.uid, found.gid)
+        if content is None or stat.kind != path_stat.FILE:
+            raise errors.FileError(f"cannot relabel {path}: it is {stat.kind} now")
+        return entries.FileEntry(lambda: content, stat.mode, stat.uid, stat.gid)
 
     def _compute_key_changes(
         self, user: str, keys: tuple[str, ...]
@@ -338,8 +338,8 @@ class StepRunner:
 
 def decode_service_notes(notes: Sequence[Json]) -> tuple[step_types.ServiceStep, ...]:
     """Return the noted reloads and restarts of services, each once."""
-    found = (_decode_service_note(note) for note in notes if "serve" in note)
-    return tuple(dict.fromkeys(found))
+    steps = (_decode_service_note(note) for note in notes if "serve" in note)
+    return tuple(dict.fromkeys(steps))
 
 
 def _decode_contents(contents: Contents | str) -> bytes:

@@ -103,7 +103,9 @@ class TrustStore:
 
     def _find_untrusted(self, sources: dict[str, bytes]) -> dict[str, int]:
         bundle = self._files.read_file(BUNDLE, limit=_LIMIT) or b""
-        anchors = {path: each for path, each in sources.items() if path.startswith(f"{ANCHORS}/")}
+        anchors = {
+            path: content for path, content in sources.items() if path.startswith(f"{ANCHORS}/")
+        }
         return trust_anchors.find_untrusted(anchors, bundle)
 
     def _iter_sources(self) -> Iterator[tuple[str, bytes]]:

@@ -60,7 +60,7 @@ class NodeMetrics:
             (drift_policy.DriftReaction.REPAIR, drifted.to_repair),
             (drift_policy.DriftReaction.BLOCK, drifted.blocking),
         )
-        counts = [f'{_DRIFTS}{{reaction="{name}"}} {len(found)}' for name, found in by_reaction]
+        counts = [f'{_DRIFTS}{{reaction="{name}"}} {len(drifts)}' for name, drifts in by_reaction]
         self._write_samples({_DRIFT: [f"{_DRIFT} {since}"], _DRIFTS: counts})
 
     def write_state(self, state: str) -> None:
@@ -106,12 +106,12 @@ class NodeMetrics:
         except errors.FileError as error:
             log.debug("cannot read metrics: %s", error)
             return {}
-        found: dict[str, Sequence[str]] = {}
+        samples: dict[str, Sequence[str]] = {}
         for line in content.decode("utf-8", "replace").splitlines():
             match = _SAMPLE.fullmatch(line)
             if match and match[1] in _HELP:
-                found[match[1]] = (*found.get(match[1], ()), line)
-        return found
+                samples[match[1]] = (*samples.get(match[1], ()), line)
+        return samples
 
     def _write_samples(self, changed: Mapping[str, Sequence[str]]) -> None:
         """Replace the samples of these metrics in the file, if any differs."""

@@ -129,7 +129,7 @@ class StatusFile:
 
     def show_drift(self, drifts: Sequence[Drift] | None) -> None:
         """Show the first `MAX_SHOWN_DRIFTS` drifts from the current config; None if not checked."""
-        shown = None if drifts is None else [str(each) for each in drifts[:MAX_SHOWN_DRIFTS]]
+        shown = None if drifts is None else [str(drift) for drift in drifts[:MAX_SHOWN_DRIFTS]]
         with self._lock:
             self._document["drift"] = shown
 

@@ -91,10 +91,10 @@ class CrashCounter:
         """Begin the rollback, or finish an interrupted one: every step is idempotent."""
         impact, boot_id = update.impact, crashes.boot_id
         os, power, files = self._open_machine()
-        found = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
+        deployments = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
         if impact is None:
             return False
-        is_booted = is_in_effect(impact.os, found.running)
+        is_booted = is_in_effect(impact.os, deployments.running)
         is_before_reboot = update.boot_id == boot_id and _has_begun(update)
         if update.phase is phases.Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
             unfinished = files.find_unfinished(update.id)

@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from treenail import errors
 from treenail import log as journal
@@ -316,18 +317,19 @@ class ReconcileLoop:
             self._metrics.write_packages(node.name, facts.deployments.packages)
 
     def _log_drift(self, facts: node_state.Facts) -> None:
-        found = facts.drift.all
-        for drift in [each for each in found if each not in self._known_drift][:_MAX_LOGGED_DRIFTS]:
+        drifts = facts.drift.all
+        new_drifts = [drift for drift in drifts if drift not in self._known_drift]
+        for drift in new_drifts[:_MAX_LOGGED_DRIFTS]:
             log.warning("drift: %s", drift, extra={"message_id": MessageId.DRIFT_DETECTED})
-        if self._known_drift and not found:
+        if self._known_drift and not drifts:
             log.info("drift resolved; machine matches %s", facts.record.current)
-        if facts.drift.reported and found != self._known_drift:
+        if facts.drift.reported and drifts != self._known_drift:
             message = format_drift(facts.drift.reported, facts.record.current.config)
             self._interfaces.cluster.record_event(
                 status.NodeEvent("Warning", "ConfigDriftDetected", message)
             )
-        self._known_drift = found
-        self._status_file.show_drift(found)
+        self._known_drift = drifts
+        self._status_file.show_drift(drifts)
 
     def _write_report(self, facts: node_state.Facts, decision: actions.Decision) -> float:
         """Write the report; return the seconds until it must be written again."""
@@ -402,7 +404,7 @@ class ReconcileLoop:
                 self._interfaces.cluster.record_event(status.NodeEvent("Warning", reason, problem))
         self._problems[reason] = problems
         self._status_file.show_credential_problems(
-            [each for all_ in self._problems.values() for each in all_]
+            list(chain.from_iterable(self._problems.values()))
         )
 
     def _handle_record(self, record: ledger_record.LedgerRecord) -> None:

@@ -137,8 +137,8 @@ class Observer:
         if facts.record.quarantined is None:
             return facts
         check = facts.record.quarantined.check
-        found = self._interfaces.health.check_origin(check, facts.boot_id)
-        return replace(facts, origin_check=found)
+        origin_check = self._interfaces.health.check_origin(check, facts.boot_id)
+        return replace(facts, origin_check=origin_check)
 
     def _must_have_files(self, node: node_state.ObservedNode | None) -> bool:
         """Return whether images must contain files: by the Node, or by the settings without it."""
@@ -221,7 +221,9 @@ def summarize_deployments(
         packages=booted.requested_packages if booted else (),
         removed_packages=booted.requested_base_removals if booted else (),
         other_ids=tuple(
-            each.id for each in deployments.in_boot_order if not (each.is_booted or each.is_staged)
+            deployment.id
+            for deployment in deployments.in_boot_order
+            if not (deployment.is_booted or deployment.is_staged)
         ),
         pending_id=pending.id if pending else "",
     )

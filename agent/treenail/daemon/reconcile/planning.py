@@ -144,7 +144,7 @@ class UpdatePlanner:
         )
         if disruption.needs_reboot:
             return PendingSteps(split, current_impact, steps)
-        service_steps = plan_service_steps(steps, [each.action for each in disruption.costs])
+        service_steps = plan_service_steps(steps, [cost.action for cost in disruption.costs])
         return PendingSteps(split, current_impact, (*steps, *service_steps))
 
     def _load_config(self, target: Target) -> machineconfig.MachineConfig:
@@ -191,7 +191,7 @@ class UpdatePlanner:
         except errors.UnreconcilableError:
             overrides = self._interfaces.cluster.fetch_disruption_policy().irreconcilable_overrides
             allowed = frozenset(
-                each for each in reconcilable.ValidationOverride if each in overrides
+                override for override in reconcilable.ValidationOverride if override in overrides
             )
             if not allowed:
                 raise
@@ -230,20 +230,20 @@ class UpdatePlanner:
 
     def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
         try:
-            found = self._interfaces.cluster.fetch_disruption_policy()
+            policy = self._interfaces.cluster.fetch_disruption_policy()
         except errors.UnreachableError:
             if self._policy is None:
                 raise
             return self._policy
-        if not found.is_settled:
+        if not policy.is_settled:
             raise errors.ClusterError(
                 "cannot read the node disruption policy: MachineConfiguration/cluster has no "
                 "status of its latest generation yet",
                 remedy="wait for the controller that writes the status; if it does not run, start "
                 "it: kubectl get machineconfiguration cluster -o yaml",
             )
-        self._policy = found.policy
-        return found.policy
+        self._policy = policy.policy
+        return policy.policy
 
     def _load_origin(
         self, old: machineconfig.MachineConfig | None, origin: Target, *, is_written: bool
