@@ -26,7 +26,7 @@ def check_handback(record: ledger_record.LedgerRecord) -> None:
 
 
 def compute_handback_annotations(
-    found: Mapping[str, str], current: ledger_record.Target
+    present: Mapping[str, str], current: ledger_record.Target
 ) -> dict[str, str | None]:
     """Return the changes of the Node's annotations; None removes one.
 
@@ -41,7 +41,7 @@ def compute_handback_annotations(
         key.REASON: "",
         **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_ALTERNATE)),
     }
-    if image is not None and key.DESIRED_IMAGE not in found:
+    if image is not None and key.DESIRED_IMAGE not in present:
         changes[key.DESIRED_IMAGE] = image
         changes |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_ALTERNATE))
-    return {name: value for name, value in changes.items() if found.get(name) != value}
+    return {name: value for name, value in changes.items() if present.get(name) != value}

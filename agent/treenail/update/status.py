@@ -281,12 +281,12 @@ def list_service_events(
         (
             "ServiceReload",
             "Reloaded",
-            [each.unit for each in steps if isinstance(each, step_types.ReloadUnit)],
+            [step.unit for step in steps if isinstance(step, step_types.ReloadUnit)],
         ),
         (
             "ServiceRestart",
             "Restarted",
-            [each.unit for each in steps if isinstance(each, step_types.RestartUnit)],
+            [step.unit for step in steps if isinstance(step, step_types.RestartUnit)],
         ),
     ):
         if units:

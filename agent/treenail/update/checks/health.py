@@ -164,14 +164,14 @@ def decide_verdict(
     ``is_api_blamed``: this target was already rolled back because of the API server.
     """
     limits = status.limits
-    failing = tuple(each for each in status.checks if each.is_passing is False)
-    waiting = tuple(each for each in status.checks if each.is_waiting)
-    excused = tuple(each for each in failing if each.is_excused(boot_trial))
-    current = tuple(each for each in failing if each not in excused)
-    lasting = (each for each in current if each.since_s >= limits.failing_s)
+    failing = tuple(check for check in status.checks if check.is_passing is False)
+    waiting = tuple(check for check in status.checks if check.is_waiting)
+    excused = tuple(check for check in failing if check.is_excused(boot_trial))
+    current = tuple(check for check in failing if check not in excused)
+    lasting = (check for check in current if check.since_s >= limits.failing_s)
     pending = PendingVerdict(
         _format_waiting(status, (*current, *waiting)),
-        problem=_format_failing(each for each in lasting if not each.is_external),
+        problem=_format_failing(check for check in lasting if not check.is_external),
     )
     # The checks may begin late: the agent runs none while it cannot read the deployments.
     is_last = status.elapsed_s >= limits.last_s and status.observed_s >= limits.observed_s
@@ -181,11 +181,11 @@ def decide_verdict(
     if status.elapsed_s < limits.deadline_s or status.is_paused:
         return pending
     blamable = [
-        each
-        for each in current
-        if each.name != API_SERVER or _is_api_lost(boot_trial, is_api_blamed=is_api_blamed)
+        check
+        for check in current
+        if check.name != API_SERVER or _is_api_lost(boot_trial, is_api_blamed=is_api_blamed)
     ]
-    counted = [each for each in blamable if _has_failed_long_enough(each, status)]
+    counted = [check for check in blamable if _has_failed_long_enough(check, status)]
     if counted and mode is HealthCheckMode.ENFORCE:
         return UnhealthyVerdict(counted[0], is_only=len(blamable) == 1)
     if blamable and not counted and not is_last:
@@ -226,9 +226,9 @@ def format_unhealthy(target: Target, failed: HealthCheckResult) -> str:
 def format_inconclusive(checks: tuple[HealthCheckResult, ...], trial: BootTrial) -> str:
     """Return the checks that did not pass although the target stays, with the reason."""
     return "; ".join(
-        f"check {each.name} {'failed' if each.is_passing is False else 'has no result'}: "
-        f"{each.problem}" + " (it failed before the reboot, too)" * each.is_excused(trial)
-        for each in checks
+        f"check {check.name} {'failed' if check.is_passing is False else 'has no result'}: "
+        f"{check.problem}" + " (it failed before the reboot, too)" * check.is_excused(trial)
+        for check in checks
     )
 
 
@@ -253,13 +253,13 @@ def _has_failed_long_enough(check: HealthCheckResult, status: BootTrialStatus) -
 
 def _format_failing(checks: Iterable[HealthCheckResult]) -> str:
     # No seconds: each change of the text is a write to the Node.
-    return "; ".join(f"check {each.name} fails: {each.problem}" for each in checks)
+    return "; ".join(f"check {check.name} fails: {check.problem}" for check in checks)
 
 
 def _format_waiting(status: BootTrialStatus, checks: tuple[HealthCheckResult, ...]) -> str:
     if not checks:
         return "all health checks pass; waiting until they have passed for settle_s"
-    listed = "; ".join(f"{each.name}: {each.problem}" for each in checks)
+    listed = "; ".join(f"{check.name}: {check.problem}" for check in checks)
     if status.is_paused:
         left_s = max(status.limits.outage_s - status.paused_s, 0.0)
         return f"not counting the time, for up to {left_s:.0f} s more, because of {listed}"
@@ -325,13 +325,13 @@ class TrialClock:
             self._observed_since = now
         self._last = now
         checks = self.add_ages(results, now)
-        is_external = any(each.is_external for each in checks)
+        is_external = any(check.is_external for check in checks)
         self._is_paused = is_external and self._paused_s < self._limits.outage_s
-        is_api_reachable = any(each.name == API_SERVER and each.is_passing for each in checks)
+        is_api_reachable = any(check.name == API_SERVER and check.is_passing for check in checks)
         self._api_since = _keep_since(self._api_since, now, is_kept=is_api_reachable)
         is_healthy = not any(
-            each.is_waiting or (each.is_passing is False and not each.is_excused(boot_trial))
-            for each in checks
+            check.is_waiting or (check.is_passing is False and not check.is_excused(boot_trial))
+            for check in checks
         )
         self._healthy_since = _keep_since(self._healthy_since, now, is_kept=is_healthy)
         return BootTrialStatus(
@@ -350,11 +350,11 @@ class TrialClock:
         self, results: Iterable[HealthCheckResult], now: float
     ) -> tuple[HealthCheckResult, ...]:
         """Return the results with their ages. A check without a result loses its age."""
-        found = tuple(results)
-        ages = {each.name: self._compute_age(each, now) for each in found}
+        checks = tuple(results)
+        ages = {check.name: self._compute_age(check, now) for check in checks}
         self._ages = ages
         return tuple(
-            replace(each, since_s=now - ages[each.name].find_start(each)) for each in found
+            replace(check, since_s=now - ages[check.name].find_start(check)) for check in checks
         )
 
     def _compute_age(self, result: HealthCheckResult, now: float) -> _CheckAge:

@@ -144,10 +144,10 @@ def find_preflight_problems(
         *_check_agent(facts),
     ]
     judged = [
-        replace(each, is_blocking=False) if each.reason in only_warn else each
-        for each in everything
+        replace(problem, is_blocking=False) if problem.reason in only_warn else problem
+        for problem in everything
     ]
-    return tuple(sorted(judged, key=lambda each: not each.is_blocking))
+    return tuple(sorted(judged, key=lambda problem: not problem.is_blocking))
 
 
 def _check_agent(facts: PreflightFacts) -> Iterator[PreflightFinding]:
@@ -243,13 +243,13 @@ def _compute_space_needed(facts: PreflightFacts, space: FilesystemSpace) -> tupl
     """Return the bytes and the inodes that the update needs on the filesystem."""
     layers = facts.manifest.layers if isinstance(facts.manifest, ImageManifest) else ()
     if space.path == "/var":
-        stored = sum(each.size_bytes for each in layers) if facts.needs_storage else 0
+        stored = sum(layer.size_bytes for layer in layers) if facts.needs_storage else 0
         unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
         return _VAR_BYTES + unpacked, _LEAST_FILES + files
     if space.path == "/boot":
         needed = facts.kernel_bytes - facts.freeable_boot_bytes
         return (max(needed, 0), _BOOT_FILES) if facts.kernel_bytes else (0, 0)
-    missing = sum(each.size_bytes for each in layers if each.digest not in facts.present_layers)
+    missing = sum(layer.size_bytes for layer in layers if layer.digest not in facts.present_layers)
     if not missing:
         return 0, 0
     reserve = int(space.size_bytes * _RESERVE)
@@ -419,7 +419,7 @@ def _format_missing_platform(facts: PreflightFacts, platforms: tuple[str, ...]) 
     expected = f"linux/{facts.architecture or 'unknown'}, the platform of this machine"
     if not platforms:
         return f"{facts.image} has no manifest for {expected}"
-    listed = ", ".join(sanitize.escape_line(each) for each in platforms[:_NAMED_PLATFORMS])
+    listed = ", ".join(sanitize.escape_line(platform) for platform in platforms[:_NAMED_PLATFORMS])
     more = len(platforms) - _NAMED_PLATFORMS
     return (
         f"{facts.image} is a manifest list without {expected}; it has {listed}"
@@ -427,13 +427,13 @@ def _format_missing_platform(facts: PreflightFacts, platforms: tuple[str, ...]) 
     )
 
 
-def make_preflight_error(found: tuple[PreflightFinding, ...]) -> errors.PreflightError | None:
+def make_preflight_error(problems: tuple[PreflightFinding, ...]) -> errors.PreflightError | None:
     """Return the error with all blocking problems and their remedies; None without any."""
-    blocking = [each for each in found if each.is_blocking]
+    blocking = [problem for problem in problems if problem.is_blocking]
     if not blocking:
         return None
     return errors.PreflightError(
-        "cannot start the update: " + "; ".join(str(each) for each in blocking),
-        reasons=tuple(str(each.reason) for each in blocking),
-        remedy="; ".join(dict.fromkeys(each.remedy for each in blocking)),
+        "cannot start the update: " + "; ".join(str(problem) for problem in blocking),
+        reasons=tuple(str(problem.reason) for problem in blocking),
+        remedy="; ".join(dict.fromkeys(problem.remedy for problem in blocking)),
     )

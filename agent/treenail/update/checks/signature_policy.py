@@ -76,37 +76,37 @@ def _read_policy(
 
 
 def _make_rule(
-    found: list[Mapping[str, object]], scope: str, default: list[Mapping[str, object]]
+    requirements: list[Mapping[str, object]], scope: str, default: list[Mapping[str, object]]
 ) -> SignatureRule:
-    types = {str(each.get("type")) for each in found}
+    types = {str(requirement.get("type")) for requirement in requirements}
     if "reject" in types:
         return SignatureRule(SignatureTrust.REJECTED, scope)
     if not types & _SIGNED:
         return SignatureRule(SignatureTrust.UNSIGNED, scope)
-    keys = tuple(key for each in found for key in _list_keys(each))
-    is_strict = all(each.get("type") != _ANYTHING for each in default)
+    keys = tuple(key for requirement in requirements for key in _list_keys(requirement))
+    is_strict = all(requirement.get("type") != _ANYTHING for requirement in default)
     return SignatureRule(SignatureTrust.SIGNED, scope, keys, is_strict)
 
 
-def _expect_object(found: object, where: str) -> Mapping[str, object]:
-    if found is None:
+def _expect_object(value: object, where: str) -> Mapping[str, object]:
+    if value is None:
         return {}
-    if not isinstance(found, Mapping):
+    if not isinstance(value, Mapping):
         raise _make_policy_error(f"{where} is not an object")
-    return found
+    return value
 
 
-def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
-    if not isinstance(found, list) or not found:
+def _read_requirements(value: object, where: str) -> list[Mapping[str, object]]:
+    if not isinstance(value, list) or not value:
         raise _make_policy_error(f"{where} is not a list of requirements")
-    requirements = [each for each in found if isinstance(each, Mapping)]
-    for each in requirements:
-        kind = each.get("type")
+    requirements = [element for element in value if isinstance(element, Mapping)]
+    for requirement in requirements:
+        kind = requirement.get("type")
         if not isinstance(kind, str) or kind not in _KNOWN:
             raise _make_policy_error(
                 f"{where} has a requirement of type {sanitize.quote_value(kind)}"
             )
-    if len(requirements) != len(found):
+    if len(requirements) != len(value):
         raise _make_policy_error(f"{where} is not a list of requirements")
     return requirements
 
@@ -114,9 +114,9 @@ def _read_requirements(found: object, where: str) -> list[Mapping[str, object]]:
 def _list_keys(requirement: Mapping[str, object]) -> Iterator[str]:
     path, paths = requirement.get("keyPath"), requirement.get("keyPaths")
     yield from (
-        each
-        for each in (path, *(paths if isinstance(paths, list) else ()))
-        if isinstance(each, str)
+        name
+        for name in (path, *(paths if isinstance(paths, list) else ()))
+        if isinstance(name, str)
     )
 
 

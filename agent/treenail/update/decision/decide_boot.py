@@ -147,8 +147,8 @@ def _should_withdraw(
     if isinstance(desired, node_state.DesiredTarget) and desired.target == update.origin:
         return True
     return not status.is_paused and any(
-        each.is_passing is False and each.since_s >= status.limits.failing_s
-        for each in status.checks
+        check.is_passing is False and check.since_s >= status.limits.failing_s
+        for check in status.checks
     )
 
 

@@ -211,15 +211,15 @@ def _make_current_annotations(
 
     The image is spelled as in the request, or else in the default way.
     """
-    found: dict[str, str | None] = {
+    annotations: dict[str, str | None] = {
         key.CURRENT_CONFIG: current.config,
         key.DESIRED_CONFIG: current.config,
     }
     spellings = set(image_keys) or {key.DESIRED_OS_IMAGE}
     for desired_key, current_key in key.IMAGE_SPELLINGS.items():
         image = current.image if desired_key in spellings else ""
-        found[desired_key] = found[current_key] = image or None
-    return found
+        annotations[desired_key] = annotations[current_key] = image or None
+    return annotations
 
 
 def _decide_quarantined(
@@ -276,9 +276,9 @@ def needs_reapply(facts: node_state.Facts) -> bool:
     if facts.record.quarantined is not None or node.desired.target != facts.record.current:
         return False
     is_other_image = any(
-        each.attribute is drift_comparison.DriftAttribute.IMAGE for each in drift.all
+        difference.attribute is drift_comparison.DriftAttribute.IMAGE for difference in drift.all
     )
-    has_gap = any(each.subject in drift.image_gaps for each in drift.all)
+    has_gap = any(difference.subject in drift.image_gaps for difference in drift.all)
     return is_other_image or (has_gap and not facts.has_files_in_image)
 
 
@@ -300,12 +300,12 @@ def refuse_unknown_booted(
     if deployments is None or deployments.booted_id or impact.os.is_empty:
         return None
     listed = [*filter(None, (deployments.staged_id, *deployments.other_ids))]
-    found = ", ".join(listed[:_NAMED_DEPLOYMENTS]) or "no deployment at all"
+    named = ", ".join(listed[:_NAMED_DEPLOYMENTS]) or "no deployment at all"
     more = len(listed) - _NAMED_DEPLOYMENTS
     return actions.RefuseAction(
         errors.HostError(
             "cannot update the operating system: expected one deployment to be booted, found none "
-            f"booted of: {found}{f' and {more} more' if more > 0 else ''}",
+            f"booted of: {named}{f' and {more} more' if more > 0 else ''}",
             remedy="compare the list of: ostree admin status, with ostree= in /proc/cmdline; then "
             "boot one of the listed deployments: systemctl reboot",
         )
@@ -318,7 +318,7 @@ def _find_requested_repairs(facts: node_state.Facts) -> tuple[drift_comparison.D
     if request is None or request.kind is not user_requests.RequestKind.REPAIR:
         return ()
     left_alone = (*drift.blocking, *drift.reported)
-    return tuple(each for each in left_alone if each.subject in request.paths)
+    return tuple(difference for difference in left_alone if difference.subject in request.paths)
 
 
 def _decide_drift(facts: node_state.Facts, target: ledger_record.Target) -> actions.Decision | None:
@@ -330,7 +330,9 @@ def _decide_drift(facts: node_state.Facts, target: ledger_record.Target) -> acti
     blocking = drift.blocking
     if target != facts.record.current or not facts.has_files_in_image:
         # The remedy is another image, or that the agent writes the files: neither may be blocked.
-        blocking = tuple(each for each in blocking if each.subject not in drift.image_gaps)
+        blocking = tuple(
+            difference for difference in blocking if difference.subject not in drift.image_gaps
+        )
     if not blocking:
         return None
     error = errors.DriftError(

@@ -146,8 +146,8 @@ def is_drain_token(token: str) -> bool:
 def read_drain_config(token: str) -> str:
     """Return the config of a token that requests a drain."""
     config = token.removeprefix(_DRAIN)
-    before, found, count = config.rpartition(_AGAIN)
-    return before if found and count.isdecimal() else config
+    before, separator, count = config.rpartition(_AGAIN)
+    return before if separator and count.isdecimal() else config
 
 
 def _make_token(plain: str, previous: str) -> str:
@@ -336,7 +336,7 @@ def summarize_node(node: Node) -> ObservedNode:
         requested.image_keys if isinstance(requested, DesiredTarget) else tuple(key.IMAGE_SPELLINGS)
     )
     health_mode = _read_health_mode(annotations.get(key.HEALTH_MODE))
-    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[each], "") for each in spellings)
+    claimed_images = (annotations.get(key.IMAGE_SPELLINGS[spelling], "") for spelling in spellings)
     return ObservedNode(
         desired=requested,
         handshake=DrainHandshake(
@@ -354,7 +354,9 @@ def summarize_node(node: Node) -> ObservedNode:
         image_files=annotations.get(key.IMAGE_FILES, ""),
         shown_config=annotations.get(key.CURRENT_CONFIG, ""),
         shown_images=frozenset(
-            image for each in key.IMAGE_SPELLINGS.values() if (image := annotations.get(each))
+            image
+            for current_key in key.IMAGE_SPELLINGS.values()
+            if (image := annotations.get(current_key))
         ),
         removed_registry=annotations.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
     )

@@ -52,7 +52,7 @@ class DriftPolicy:
         path = drift.subject
         if not path.startswith("/"):
             path = node_paths.unit_path(path)
-        reaction = next((each for glob, each in self.paths if fnmatchcase(path, glob)), None)
+        reaction = next((choice for glob, choice in self.paths if fnmatchcase(path, glob)), None)
         if reaction is None:
             is_extra = (
                 drift.attribute is drift_comparison.DriftAttribute.KIND
@@ -103,7 +103,7 @@ def assess_drift(
 ) -> DriftAssessment:
     """Sort the drift by reaction; ``repairs`` are the times of earlier repairs, in seconds."""
     by_reaction: dict[DriftReaction, list[drift_comparison.Drift]] = {
-        each: [] for each in DriftReaction
+        kind: [] for kind in DriftReaction
     }
     contested: set[str] = set()
     for drift in drifts:
@@ -127,7 +127,7 @@ def format_drift(
     drifts: Sequence[drift_comparison.Drift], config: str, contested: frozenset[str] = frozenset()
 ) -> str:
     """Return a sentence that names the first drifts."""
-    named = "; ".join(str(each) for each in drifts[:NAMED_LIMIT])
+    named = "; ".join(str(drift) for drift in drifts[:NAMED_LIMIT])
     more = f"; and {len(drifts) - NAMED_LIMIT} more" if len(drifts) > NAMED_LIMIT else ""
     text = f"the machine differs from {config}: {named}{more}"
     if contested:
@@ -143,9 +143,9 @@ def format_drift_remedy(
     image_gaps: frozenset[str] = frozenset(),
 ) -> str:
     """Return what a user can do about the drift."""
-    if image_gaps & {each.subject for each in drifts}:
+    if image_gaps & {drift.subject for drift in drifts}:
         return image_content.IMAGE_REMEDY
-    if any(each.attribute in BOOT_ATTRIBUTES for each in drifts):
+    if any(drift.attribute in BOOT_ATTRIBUTES for drift in drifts):
         return f"restore it, or apply the config again with: touch {node_paths.FORCE_FILE}"
     find_writer = "find the program that writes there, then " if contested else ""
     return f"{find_writer}run: treenail drift --repair PATH, or add the change to a MachineConfig"

@@ -118,21 +118,23 @@ def compute_disruption(
     diff: ConfigDiff, policy: disruptionpolicy.DisruptionPolicy
 ) -> ConfigDisruption:
     """Return the disruption that the policy requires for the differences."""
-    found: dict[disruptionpolicy.PolicyAction, list[DisruptionReason]] = {}
+    reasons_by_action: dict[disruptionpolicy.PolicyAction, list[DisruptionReason]] = {}
     for action, reason in _find_actions(diff, policy):
-        found.setdefault(action, []).append(reason)
-    harmless = tuple(found.pop(disruptionpolicy.NonePolicyAction(), ()))
-    if disruptionpolicy.RebootPolicyAction() in found:
-        found = {
-            disruptionpolicy.RebootPolicyAction(): found[disruptionpolicy.RebootPolicyAction()]
+        reasons_by_action.setdefault(action, []).append(reason)
+    harmless = tuple(reasons_by_action.pop(disruptionpolicy.NonePolicyAction(), ()))
+    if disruptionpolicy.RebootPolicyAction() in reasons_by_action:
+        reasons_by_action = {
+            disruptionpolicy.RebootPolicyAction(): reasons_by_action[
+                disruptionpolicy.RebootPolicyAction()
+            ]
         }
     costs = [
         DisruptionCost(action, tuple(reasons))
-        for action, reasons in found.items()
+        for action, reasons in reasons_by_action.items()
         # A restart also reads the configuration again.
         if not (
             isinstance(action, disruptionpolicy.ReloadPolicyAction)
-            and disruptionpolicy.RestartPolicyAction(action.unit) in found
+            and disruptionpolicy.RestartPolicyAction(action.unit) in reasons_by_action
         )
     ]
     return ConfigDisruption(tuple(sorted(costs, key=_rank_cost)), harmless)
@@ -180,7 +182,7 @@ def _find_actions(
         yield from _find_path_actions("directory", directory, policy, is_safe=False)
     for link in diff.links:
         yield from _find_path_actions("link", link, policy, is_safe=False)
-    units = {each.name: each.actions for each in policy.units}
+    units = {unit_policy.name: unit_policy.actions for unit_policy in policy.units}
     for unit in diff.units:
         rule = f"policy for {unit.key}" if unit.key in units else "no policy for this unit"
         for action in units.get(unit.key, (disruptionpolicy.RebootPolicyAction(),)):
@@ -206,9 +208,9 @@ def _find_path_actions(
 ) -> Iterator[tuple[disruptionpolicy.PolicyAction, DisruptionReason]]:
     """Return the actions of the policy for the path, or for its closest parent directory."""
     policies = [
-        each
-        for each in policy.files
-        if change.key == each.path or change.key.startswith(each.path.rstrip("/") + "/")
+        rule
+        for rule in policy.files
+        if change.key == rule.path or change.key.startswith(rule.path.rstrip("/") + "/")
     ]
     if not policies:
         yield (
@@ -216,7 +218,7 @@ def _find_path_actions(
             DisruptionReason(f"{kind} {change}", "no policy for this path"),
         )
         return
-    closest = max(policies, key=lambda each: len(each.path))
+    closest = max(policies, key=lambda rule: len(rule.path))
     reason = DisruptionReason(f"{kind} {change}", f"policy for {closest.path}")
     for action in closest.actions:
         if not isinstance(action, disruptionpolicy.SpecialPolicyAction):
@@ -366,15 +368,15 @@ def plan_service_steps(
 
     systemd reloads its units first if one changed.
     """
-    found: list[step_types.ConfigStep] = []
+    service_steps: list[step_types.ConfigStep] = []
     if disruptionpolicy.DaemonReloadPolicyAction() in actions or any(map(_is_unit_step, steps)):
-        found.append(step_types.ReloadDaemon())
+        service_steps.append(step_types.ReloadDaemon())
     for action in actions:
         if isinstance(action, disruptionpolicy.ReloadPolicyAction):
-            found.append(step_types.ReloadUnit(action.unit))
+            service_steps.append(step_types.ReloadUnit(action.unit))
         elif isinstance(action, disruptionpolicy.RestartPolicyAction):
-            found.append(step_types.RestartUnit(action.unit))
-    return tuple(found)
+            service_steps.append(step_types.RestartUnit(action.unit))
+    return tuple(service_steps)
 
 
 def convert_steps_to_diff(

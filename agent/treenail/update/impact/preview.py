@@ -98,7 +98,7 @@ class Preview:
     @property
     def can_keep_kernel(self) -> bool:
         """The OS changes, and the change may keep the running kernel."""
-        aspects = {each.kind for each in self.entries} & set(OSAspect)
+        aspects = {entry.kind for entry in self.entries} & set(OSAspect)
         return bool(aspects) and aspects <= os_change.KERNEL_KEEPING_ASPECTS
 
     @property
@@ -162,8 +162,8 @@ def preview_update(
             *_list_machine_entries(config_diff, diff),
         ),
         actions=tuple(
-            PreviewAction(impact.describe_action(each.action), tuple(map(find_cause, each.reasons)))
-            for each in disruption.costs
+            PreviewAction(impact.describe_action(cost.action), tuple(map(find_cause, cost.reasons)))
+            for cost in disruption.costs
         ),
         harmless=tuple(map(find_cause, disruption.harmless)),
         needs_drain=disruption.needs_drain,
@@ -234,7 +234,7 @@ def _make_entry(
         mark = ChangeMark.ADDED
     elif change.new is None:
         mark = ChangeMark.REMOVED
-    contents = tuple(each for each in diffs if each is not None and each.diff != redact.FileDiff())
+    contents = tuple(diff for diff in diffs if diff is not None and diff.diff != redact.FileDiff())
     return PreviewEntry(kind, change.key, mark, tuple(details), contents)
 
 
@@ -325,13 +325,13 @@ def _describe_owner(
 def _compare_file(change: EntryChange[wanted_state.WantedFile]) -> ContentDiff:
     old, new = change.old, change.new
     mode = (0o777 if old is None else old.mode) & (0o777 if new is None else new.mode)
-    found = redact.compute_redacted_diff(
+    diff = redact.compute_redacted_diff(
         None if old is None else old.contents.decode_bytes(),
         None if new is None else new.contents.decode_bytes(),
         path=change.key,
         mode=mode,
     )
-    return ContentDiff(change.key, found)
+    return ContentDiff(change.key, diff)
 
 
 def _describe_link(change: EntryChange[wanted_state.WantedLink]) -> Iterator[str]:
@@ -382,11 +382,11 @@ def _describe_user(change: EntryChange[wanted_state.WantedUser]) -> Iterator[str
 
 def _format_fingerprint(key: str) -> str:
     """Return the fingerprint as ssh-keygen shows it, without the comment, which may be secret."""
-    found = _KEY.match(key)
-    if found is None:
+    match = _KEY.match(key)
+    if match is None:
         return "of unknown type"
-    digest = hashlib.sha256(base64.b64decode(found["blob"] + "==")).digest()
-    return f"{found['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+    digest = hashlib.sha256(base64.b64decode(match["blob"] + "==")).digest()
+    return f"{match['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def _format_image_change(old: str, new: str) -> str:

@@ -53,15 +53,19 @@ def summarize_history(
     record: ledger_record.LedgerRecord, *, booted_at: float | None
 ) -> DisruptionHistory:
     """Return the history; ``booted_at`` is in seconds since the epoch, None if unknown."""
-    past = [_summarize_past(each) for each in record.history]
+    past = [_summarize_past(update) for update in record.history]
     pending = _summarize_pending(record)
-    spans = [(each, over.ended) for each, over in zip(past, record.history, strict=True)]
+    spans = [(summary, over.ended) for summary, over in zip(past, record.history, strict=True)]
     if pending is not None and record.update is not None and record.update.reboot_count:
         spans.insert(0, (pending, float("inf")))
     return DisruptionHistory(
         pending=pending,
-        last=next((each for each in past if each.needs_drain or each.needs_reboot), None),
-        boot=next((each for each, ended in spans if _is_boot_of(each, ended, booted_at)), None),
+        last=next(
+            (summary for summary in past if summary.needs_drain or summary.needs_reboot), None
+        ),
+        boot=next(
+            (summary for summary, ended in spans if _is_boot_of(summary, ended, booted_at)), None
+        ),
     )
 
 

@@ -152,11 +152,11 @@ def _plan_entries(
     cleared: list[step_types.EntryStep] = list(_release_entries(old, now, new, inventory))
     placed: list[step_types.EntryStep] = []
     for entry in _list_entries(new, inventory):
-        found = inventory.entries.get(entry.path, ABSENT_ENTRY)
-        drifts = drift_comparison.compare_entry(entry, found)
+        present = inventory.entries.get(entry.path, ABSENT_ENTRY)
+        drifts = drift_comparison.compare_entry(entry, present)
         if entry.path in provided and (not drifts or entry.path in inventory.pristine):
             continue
-        if _needs_backup(entry.path, found) and inventory.resolve_path(entry.path) not in owned:
+        if _needs_backup(entry.path, present) and inventory.resolve_path(entry.path) not in owned:
             backups.append(step_types.BackUpEntry(entry.path))
         if drifts:
             step = _make_step(entry, new, drifts)
@@ -170,8 +170,8 @@ def _plan_entries(
         if path in provided:
             continue
         if link.is_hard and (path not in inventory.intact_hard_links or link.target in written):
-            found = inventory.entries.get(path, ABSENT_ENTRY)
-            if _needs_backup(path, found) and inventory.resolve_path(path) not in owned:
+            present = inventory.entries.get(path, ABSENT_ENTRY)
+            if _needs_backup(path, present) and inventory.resolve_path(path) not in owned:
                 backups.append(step_types.BackUpEntry(path))
             reason = "not a hard link to that file"
             placed.append(
@@ -202,10 +202,10 @@ def _release_entries(
             yield step_types.RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
         path = node_paths.unit_path(unit.name)
-        found = inventory.entries.get(path, ABSENT_ENTRY)
+        present = inventory.entries.get(path, ABSENT_ENTRY)
         is_masked = (
-            found.kind is drift_comparison.EntryKind.LINK
-            and found.target == drift_comparison.MASK_TARGET
+            present.kind is drift_comparison.EntryKind.LINK
+            and present.target == drift_comparison.MASK_TARGET
         )
         if unit.mask is False and is_masked and path not in old.paths:
             yield step_types.RemoveEntry(path, "the config unmasks the unit")
@@ -235,8 +235,8 @@ def _list_entries(
             )
 
 
-def _needs_backup(path: str, found: drift_comparison.ActualEntry) -> bool:
-    return path not in _NEVER_BACKED_UP and found.kind in _BACKED_UP_KINDS
+def _needs_backup(path: str, present: drift_comparison.ActualEntry) -> bool:
+    return path not in _NEVER_BACKED_UP and present.kind in _BACKED_UP_KINDS
 
 
 def _make_step(

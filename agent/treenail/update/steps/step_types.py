@@ -260,8 +260,8 @@ def invert_step(step: ConfigStep) -> InverseStep:
 def list_undo_steps(steps: Sequence[ConfigStep]) -> tuple[InverseStep, ...]:
     """Return the steps that undo all steps: the last one first, services at the end."""
     inverses = [invert_step(step) for step in steps]
-    services = [each for each in inverses if isinstance(each, ServiceStep)]
-    others = [each for each in reversed(inverses) if not isinstance(each, ServiceStep)]
+    services = [inverse for inverse in inverses if isinstance(inverse, ServiceStep)]
+    others = [inverse for inverse in reversed(inverses) if not isinstance(inverse, ServiceStep)]
     return (*dict.fromkeys(others), *dict.fromkeys(services))
 
 

@@ -55,7 +55,7 @@ def plan_enablement(
     after = [
         step(units)
         for step in (step_types.PresetUnits, step_types.EnableUnits, step_types.DisableUnits)
-        if (units := tuple(name for each, name in planned if each is step))
+        if (units := tuple(name for kind, name in planned if kind is step))
     ]
     if restored := tuple(name for name in released if name in inventory.vendor_units):
         after.append(step_types.PresetUnits(restored))
@@ -97,7 +97,7 @@ def _predict_changes(
     steps: Iterable[step_types.EnablementStep], inventory: Inventory
 ) -> dict[str, bool | None]:
     """Return whether each unit that the steps change is enabled afterwards; None for a preset."""
-    found: dict[str, bool | None] = {}
+    changes: dict[str, bool | None] = {}
     for step in steps:
         is_enabled = (
             None
@@ -105,8 +105,8 @@ def _predict_changes(
             else isinstance(step, step_types.EnableUnits)
         )
         for name in step.units:
-            found |= dict.fromkeys({name, *inventory.named_units.get(name, ())}, is_enabled)
-    return found
+            changes |= dict.fromkeys({name, *inventory.named_units.get(name, ())}, is_enabled)
+    return changes
 
 
 def _is_left_to_image(unit: wanted_state.WantedUnit, inventory: Inventory) -> bool:
