@@ -12,8 +12,14 @@ from dataclasses import dataclass, field, replace
 from treenail import clocks, errors
 from treenail.kube import api_client, informer, resources, watch
 
+log = logging.getLogger(__name__)
+
 # The kubelet sets it on the mirror pods of static pods and recreates those after a deletion.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+_ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_DAEMONSET_LIFETIME_S = 30.0
+_WATCH_DURATION_S = 3.0
+"""Short, because the connection of a finished drain serves another one after twice this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +100,6 @@ def _as_list(value: object) -> list[object]:
 
 def _as_objects(value: object) -> list[api_client.Json]:
     return [one for one in _as_list(value) if isinstance(one, dict)]
-
-
-log = logging.getLogger(__name__)
-
-_ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
-_DAEMONSET_LIFETIME_S = 30.0
-_WATCH_DURATION_S = 3.0
-"""Short, because the connection of a finished drain serves another one after twice this time."""
 
 
 class NodePods:

@@ -38,39 +38,6 @@ from treenail.host.systemd import transient
 log = logging.getLogger(__name__)
 
 SWITCH_RECORD_PATH = f"{STATE_DIRECTORY}/bootc-switch.json"
-
-
-class SwitchRecord:
-    """The image of the unverified switch of this boot: no staged deployment outlives a boot."""
-
-    def __init__(self, files: atomic_files.HostFiles, kernel: HostKernel) -> None:
-        self._files = files
-        self._kernel = kernel
-
-    def read_image(self) -> str:
-        """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
-        try:
-            content = self._files.read_file(SWITCH_RECORD_PATH)
-            document: object = None if content is None else codec.parse_json(content)
-        except (errors.FileError, ValueError) as error:
-            log.warning("cannot read the record of the last switch: %s", error)
-            return ""
-        match document:
-            case {"image": str(image), "bootID": str(boot)} if boot == self._kernel.read_boot_id():
-                return image
-            case _:
-                return ""
-
-    def write_image(self, image: str) -> None:
-        """Record the pull spec durably. Raises `HostError`."""
-        document = {"image": image, "bootID": self._kernel.read_boot_id()}
-        self._files.write_file(SWITCH_RECORD_PATH, json.dumps(document).encode(), mode=0o600)
-
-    def remove_image(self) -> None:
-        """Remove the record, if there is one. Raises `FileError`."""
-        self._files.remove_file(SWITCH_RECORD_PATH)
-
-
 PULL_UNIT = "treenail-pull.service"
 SWITCH_UNIT = "treenail-bootc-switch.service"
 ROLLBACK_UNIT = "treenail-bootc-rollback.service"
@@ -487,6 +454,37 @@ class BootcBackend:
 
     def _resolve_program(self, path: str) -> str:
         return str(self._root.resolve_path(path))
+
+
+class SwitchRecord:
+    """The image of the unverified switch of this boot: no staged deployment outlives a boot."""
+
+    def __init__(self, files: atomic_files.HostFiles, kernel: HostKernel) -> None:
+        self._files = files
+        self._kernel = kernel
+
+    def read_image(self) -> str:
+        """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
+        try:
+            content = self._files.read_file(SWITCH_RECORD_PATH)
+            document: object = None if content is None else codec.parse_json(content)
+        except (errors.FileError, ValueError) as error:
+            log.warning("cannot read the record of the last switch: %s", error)
+            return ""
+        match document:
+            case {"image": str(image), "bootID": str(boot)} if boot == self._kernel.read_boot_id():
+                return image
+            case _:
+                return ""
+
+    def write_image(self, image: str) -> None:
+        """Record the pull spec durably. Raises `HostError`."""
+        document = {"image": image, "bootID": self._kernel.read_boot_id()}
+        self._files.write_file(SWITCH_RECORD_PATH, json.dumps(document).encode(), mode=0o600)
+
+    def remove_image(self) -> None:
+        """Remove the record, if there is one. Raises `FileError`."""
+        self._files.remove_file(SWITCH_RECORD_PATH)
 
 
 def _parse_pulled_image(run: transient.TransientRun) -> str:

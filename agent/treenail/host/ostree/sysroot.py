@@ -22,6 +22,13 @@ _ORIGIN_LIMIT = 256 * 1024
 _CACHE_LIMIT = 16
 # Groups of an origin file that only rpm-ostree understands.
 _RPM_OSTREE_GROUPS = {"rpmostree", "packages", "overrides", "modules"}
+_DEPLOYMENTS = "/sysroot/ostree/deploy"
+_STAGED = "/run/ostree/staged-deployment"
+_FORMER_LOCK = "/run/ostree/staged-deployment-locked"
+_MAX_BYTES = 16 << 20
+_REMEDY = "see: ostree admin status"
+_ALIGNMENT = 8
+"""Of a variant, and so of a dictionary entry with one."""
 
 
 class OstreeMetadata:
@@ -75,10 +82,6 @@ class OstreeMetadata:
             return {}
 
 
-_ALIGNMENT = 8
-"""Of a variant, and so of a dictionary entry with one."""
-
-
 def find_boolean(content: bytes, key: str) -> bool | None:
     """Return the ``b`` at the key of a serialized ``a{sv}``, in the byte order of this machine.
 
@@ -125,12 +128,6 @@ def _align(place: int) -> int:
     return -(-place // _ALIGNMENT) * _ALIGNMENT
 
 
-_STAGED = "/run/ostree/staged-deployment"
-_FORMER_LOCK = "/run/ostree/staged-deployment-locked"
-_MAX_BYTES = 16 << 20
-_REMEDY = "see: ostree admin status"
-
-
 def is_staged_locked(root: root_directory.Root) -> bool:
     """Return whether the staged deployment is locked; False without a staged deployment.
 
@@ -154,9 +151,6 @@ def is_staged_locked(root: root_directory.Root) -> bool:
             f"cannot read {_STAGED}: it is over {_MAX_BYTES >> 20} MiB", remedy=_REMEDY
         )
     return find_boolean(content, "locked") is True
-
-
-_DEPLOYMENTS = "/sysroot/ostree/deploy"
 
 
 def open_deployment_tree(

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from treenail.host.rpmostree.extensions import ExtensionsRepository
 
 
+log = logging.getLogger(__name__)
+
+_REGISTRY = "ostree-unverified-registry:"
+_SIGNED = "ostree-image-signed:docker://"
+_STATUS_REMEDY = "see: rpm-ostree status"
+_REBOOT_INITIATED = "Reboot initiated"
+_CHECKSUM_MISMATCH = "expected staged base checksum"
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedDeployment:
     """The properties that a `DeploymentChange` sets, except kernel arguments."""
@@ -93,15 +102,6 @@ def _describe_origin(deployment: deployments.OstreeDeployment) -> str:
 def _format_difference(verb: str, names: Iterable[str]) -> tuple[str, ...]:
     ordered = sorted(names)
     return (f"{verb} {', '.join(ordered)}",) if ordered else ()
-
-
-log = logging.getLogger(__name__)
-
-_REGISTRY = "ostree-unverified-registry:"
-_SIGNED = "ostree-image-signed:docker://"
-_STATUS_REMEDY = "see: rpm-ostree status"
-_REBOOT_INITIATED = "Reboot initiated"
-_CHECKSUM_MISMATCH = "expected staged base checksum"
 
 
 class RpmOstreeBackend:

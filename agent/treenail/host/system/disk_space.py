@@ -15,11 +15,15 @@ from treenail.errors import FileError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system import resources, state_file
 
+log = logging.getLogger(__name__)
+
 MOUNTINFO = Path("/proc/self/mountinfo")
 _BOOT = "/boot/ostree"
 _MODULES = "/usr/lib/modules"
 _LAYER_REFS = "/ostree/repo/refs/heads/ostree/container/blob"
 _ESCAPED_COLON = "_3A_"  # ref names cannot contain a colon: ostree-ext escapes it
+RESERVATION_PATH = f"{state_file.STATE_DIRECTORY}/reserve"
+RESERVATION_SIZE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +164,6 @@ def _find_read_only_devices(mountinfo: Path) -> frozenset[str]:
         if "ro" in options or "emergency_ro" in options:
             devices.update(number)
     return frozenset(devices)
-
-
-log = logging.getLogger(__name__)
-
-RESERVATION_PATH = f"{state_file.STATE_DIRECTORY}/reserve"
-RESERVATION_SIZE = 4 * 1024 * 1024
 
 
 class SpaceReservation:

@@ -14,11 +14,14 @@ SYSTEMD_NAME = "org.freedesktop.systemd1"
 MANAGER = system_bus.BusInterface(
     SYSTEMD_NAME, "/org/freedesktop/systemd1", f"{SYSTEMD_NAME}.Manager"
 )
+_TIMEDATE_NAME = "org.freedesktop.timedate1"
+_TIMEDATE = system_bus.BusInterface(_TIMEDATE_NAME, "/org/freedesktop/timedate1", _TIMEDATE_NAME)
 _ALREADY_SUBSCRIBED = f"{SYSTEMD_NAME}.AlreadySubscribed"
 # A daemon-reload runs every generator, for at most 90 s.
 _CALL_S = 120.0
 # Longer than the start limit of most units (90 s): its error names the cause.
 _JOB_S = 300.0
+_TIMEDATE_CALL_S = 10.0
 # The arguments "runtime" and, where a method has it, "force".
 _PERSISTENT = (False,)
 _PERSISTENT_NO_FORCE = (False, False)
@@ -206,11 +209,6 @@ def _make_unit_error(
     if not error.name or retry.is_service_starting(error):
         return error
     return errors.UnitError(f"cannot {verb} {unit}: {error}", remedy=error.remedy)
-
-
-_NAME = "org.freedesktop.timedate1"
-_TIMEDATE = system_bus.BusInterface(_NAME, "/org/freedesktop/timedate1", _NAME)
-_TIMEDATE_CALL_S = 10.0
 
 
 class Timedate:
