@@ -72,15 +72,15 @@ class WatchEvent:
 class WatchStream:
     """Events of ``Client.watch``: call ``connect``, then iterate."""
 
-    def __init__(self, stream: ResponseStream, what: str) -> None:
+    def __init__(self, stream: ResponseStream, operation: str) -> None:
         self._stream = stream
-        self._what = what
+        self._operation = operation
 
     def connect(self) -> None:
         """Send the request; raise GoneError when the resourceVersion has expired."""
         reply = self._stream.read_response()
         if reply.status != 200:
-            raise make_response_error(self._what, reply)
+            raise make_response_error(self._operation, reply)
 
     def __iter__(self) -> Iterator[WatchEvent]:
         """Yield each event as it arrives, until the server ends the watch or ``close`` is called.
@@ -89,12 +89,12 @@ class WatchStream:
         broke.
         """
         for line in self._stream.iter_lines():
-            event = _decode_object(self._what, line)
+            event = _decode_object(self._operation, line)
             document = event.get("object")
             if not isinstance(document, dict):
-                raise errors.ClusterError(f"{self._what}: the event has no object")
+                raise errors.ClusterError(f"{self._operation}: the event has no object")
             if event.get("type") == "ERROR":
-                raise make_status_error(self._what, document)
+                raise make_status_error(self._operation, document)
             yield WatchEvent(str(event.get("type")), document)
 
     def close(self) -> None:
@@ -169,14 +169,14 @@ class Client:
         if is_paged:
             params = {"limit": str(self._page_size), **params}
         for _ in range(self._max_pages):
-            what, answer = self._exchange_request(
+            operation, answer = self._exchange_request(
                 "GET",
                 resource.build_path(namespace=namespace),
                 ("GET", resource.plural, namespace),
                 params=params,
                 accept=_ACCEPT_METADATA_LIST if has_metadata_only else JSON_CONTENT_TYPE,
             )
-            page = _decode_object(what, answer)
+            page = _decode_object(operation, answer)
             listed, metadata = page.get("items"), page.get("metadata")
             if not isinstance(metadata, dict):
                 raise errors.ClusterError(f"list {resource.plural}: the response has no metadata")
@@ -335,7 +335,7 @@ class Client:
         if not name and method != "POST":
             # The path would be that of the collection: DELETE would remove all objects.
             raise errors.NotFoundError(f"cannot {method} {resource.kind}: its name is empty")
-        what, answer = self._exchange_request(
+        operation, answer = self._exchange_request(
             method,
             resource.build_path(name, namespace=namespace, subresource=subresource),
             (method, resource.plural, namespace, name, subresource),
@@ -343,7 +343,7 @@ class Client:
             content_type=content_type,
             params=params,
         )
-        return _decode_object(what, answer)
+        return _decode_object(operation, answer)
 
     def _exchange_request(
         self,
@@ -356,7 +356,7 @@ class Client:
         params: Params = _NO_PARAMS,
         accept: str = JSON_CONTENT_TYPE,
     ) -> tuple[str, bytes]:
-        """Return what the request is called in messages, and the body of its answer."""
+        """Return the description of the request for messages, and the body of its answer."""
         # The API server requires fieldManager for apply and derives it from User-Agent otherwise.
         if method in {"POST", "PUT", "PATCH"}:
             params = {"fieldManager": self._field_manager, **params}
@@ -364,27 +364,27 @@ class Client:
         reply = self._transport.send(
             ApiRequest(method, path, params, data, content_type, self._limit_s, accept)
         )
-        what = " ".join(filter(None, words))
+        operation = " ".join(filter(None, words))
         if not 200 <= reply.status < 300:
-            raise make_response_error(what, reply)
-        return what, reply.body
+            raise make_response_error(operation, reply)
+        return operation, reply.body
 
 
 def _build_delete_options(uid: str, grace_s: int | None, resource_version: str = "") -> Json:
     options: Json = {}
     preconditions = {"uid": uid, "resourceVersion": resource_version}
-    if given := {name: value for name, value in preconditions.items() if value}:
-        options["preconditions"] = given
+    if required := {name: value for name, value in preconditions.items() if value}:
+        options["preconditions"] = required
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
     return options
 
 
-def _decode_object(what: str, text: bytes) -> Json:
+def _decode_object(operation: str, text: bytes) -> Json:
     try:
         value = codec.parse_json(text)
     except ValueError as error:
-        raise errors.ClusterError(f"{what}: the response is not JSON") from error
+        raise errors.ClusterError(f"{operation}: the response is not JSON") from error
     if not isinstance(value, dict):
-        raise errors.ClusterError(f"{what}: the response is not a JSON object")
+        raise errors.ClusterError(f"{operation}: the response is not a JSON object")
     return value

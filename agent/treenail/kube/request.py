@@ -73,16 +73,16 @@ def parse_retry_after_s(header: str | None) -> float:
     return min(float(header), _MAX_RETRY_AFTER_S)
 
 
-def read_body(chunks: Iterable[bytes], max_bytes: int, what: str) -> bytes:
+def read_body(chunks: Iterable[bytes], max_bytes: int, operation: str) -> bytes:
     """Join all chunks; raise ClusterError above ``max_bytes``."""
     body = bytearray()
     for piece in chunks:
         body += piece
-        check_length(len(body), max_bytes, what)
+        check_length(len(body), max_bytes, operation)
     return bytes(body)
 
 
-def iter_lines(chunks: Iterable[bytes], max_bytes: int, what: str) -> Iterator[bytes]:
+def iter_lines(chunks: Iterable[bytes], max_bytes: int, operation: str) -> Iterator[bytes]:
     """Yield each line as it arrives, without its end; raise ClusterError for a longer one."""
     pending = bytearray()
     for piece in chunks:
@@ -91,17 +91,17 @@ def iter_lines(chunks: Iterable[bytes], max_bytes: int, what: str) -> Iterator[b
             *ended, rest = bytes(pending).split(b"\n")
             pending = bytearray(rest)
             yield from ended
-        check_length(len(pending), max_bytes, what)
+        check_length(len(pending), max_bytes, operation)
 
 
-def check_length(length: int, max_bytes: int, what: str) -> None:
+def check_length(length: int, max_bytes: int, operation: str) -> None:
     """Raise ClusterError when the body is longer than allowed."""
     if length > max_bytes:
-        raise errors.ClusterError(f"{what}: the response is longer than {max_bytes} bytes")
+        raise errors.ClusterError(f"{operation}: the response is longer than {max_bytes} bytes")
 
 
-def make_response_error(what: str, reply: ApiResponse) -> errors.ClusterError:
-    """Build the error for a response to ``what`` without success."""
+def make_response_error(operation: str, reply: ApiResponse) -> errors.ClusterError:
+    """Build the error for an unsuccessful response to ``operation``."""
     try:
         status = codec.parse_json(reply.body)
     except ValueError:
@@ -109,18 +109,18 @@ def make_response_error(what: str, reply: ApiResponse) -> errors.ClusterError:
     if not isinstance(status, dict) or status.get("kind") != "Status":
         status = {}
     return make_status_error(
-        what, {"code": reply.status, **status}, retry_after_s=reply.retry_after_s
+        operation, {"code": reply.status, **status}, retry_after_s=reply.retry_after_s
     )
 
 
 def make_status_error(
-    what: str, status: Mapping[str, object], *, retry_after_s: float = 0.0
+    operation: str, status: Mapping[str, object], *, retry_after_s: float = 0.0
 ) -> errors.ClusterError:
     """Build the error for a ``Status`` object; a watch sends one as its ERROR event."""
     code = status.get("code")
     reason = str(status.get("reason") or "")
     sentence = _format_message(status)[:MESSAGE_CHARS] or f"HTTP {code}"
-    message = f"{what}: {sentence}"
+    message = f"{operation}: {sentence}"
     if code == 429:
         return errors.TooManyRequestsError(
             message, retry_after_s=retry_after_s or _get_retry_after_s(status)
@@ -129,7 +129,7 @@ def make_status_error(
         return errors.AlreadyExistsError(message)
     if code == 401:
         return errors.ForbiddenError(
-            f"{what}: the API server rejected the credentials",
+            f"{operation}: the API server rejected the credentials",
             remedy="renew the certificate or token that the kubeconfig names",
         )
     if reason == "Timeout":  # from the API server itself; a 504 of a gateway has no reason

@@ -132,16 +132,16 @@ class TlsConnection:
         return self._socket
 
     def _set_timeout(self, connected: socket.socket) -> None:
-        left = self._get_remaining_s()
-        if self._timeout_s is None or not left <= self._timeout_s <= left + _SLACK_S:
-            connected.settimeout(left)
-            self._timeout_s = left
+        remaining_s = self._get_remaining_s()
+        if self._timeout_s is None or not remaining_s <= self._timeout_s <= remaining_s + _SLACK_S:
+            connected.settimeout(remaining_s)
+            self._timeout_s = remaining_s
 
     def _get_remaining_s(self) -> float:
-        left = self.deadline - self._clock.monotonic()
-        if left <= 0:
+        remaining_s = self.deadline - self._clock.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError("the time limit is over")
-        return left
+        return remaining_s
 
 
 def _shut_down_socket(connected: socket.socket) -> None:

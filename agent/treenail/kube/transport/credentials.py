@@ -25,14 +25,14 @@ _FileStamps = tuple[tuple[int, int, int], ...]
 class ApiCredentials:
     """TLS context and Authorization header for a transport. Thread-safe."""
 
-    def __init__(self, connection: ApiServerConfig) -> None:
-        self._connection = connection
-        files = [p for p in (connection.ca, connection.certificate, connection.key) if p]
+    def __init__(self, config: ApiServerConfig) -> None:
+        self._config = config
+        files = [p for p in (config.ca, config.certificate, config.key) if p]
         self._context = _ReloadedValue(
-            connection, tuple(p for p in files if isinstance(p, str)), _make_tls_context
+            config, tuple(p for p in files if isinstance(p, str)), _make_tls_context
         )
         self._token = _ReloadedValue(
-            connection, (connection.token_file,) if connection.token_file else (), _read_token
+            config, (config.token_file,) if config.token_file else (), _read_token
         )
 
     def get_tls_context(self) -> ssl.SSLContext:
@@ -53,13 +53,13 @@ class _ReloadedValue(Generic[T]):
 
     def __init__(
         self,
-        connection: ApiServerConfig,
+        config: ApiServerConfig,
         files: tuple[str, ...],
         make: Callable[[ApiServerConfig], T],
     ) -> None:
-        self._connection = connection
+        self._config = config
         # Each request looks at these files, and building a Path is slower than stat(2).
-        self._files = tuple((name, connection.locate(name)) for name in files)
+        self._files = tuple((name, config.locate(name)) for name in files)
         self._make = make
         self._lock = threading.Lock()
         self._last_stamps: _FileStamps | None = None
@@ -70,7 +70,7 @@ class _ReloadedValue(Generic[T]):
             try:
                 stamp = self._stat_files()
                 if self._last_good is None or stamp != self._last_stamps:
-                    self._last_good = (self._make(self._connection),)
+                    self._last_good = (self._make(self._config),)
                     self._last_stamps = stamp
             except UnreachableError as error:
                 if self._last_good is None:
@@ -87,39 +87,39 @@ class _ReloadedValue(Generic[T]):
         try:
             status = path.stat()
         except OSError as error:
-            raise _make_error(self._connection, name, error.strerror or "read error") from error
+            raise _make_error(self._config, name, error.strerror or "read error") from error
         except ValueError as error:  # a NUL character in the path
-            raise _make_error(self._connection, name, str(error)) from error
+            raise _make_error(self._config, name, str(error)) from error
         return (status.st_mtime_ns, status.st_ino, status.st_size)
 
 
-def _make_tls_context(connection: ApiServerConfig) -> ssl.SSLContext:
+def _make_tls_context(config: ApiServerConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    if not connection.should_verify_tls:
+    if not config.should_verify_tls:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    elif connection.ca:
-        _load_ca(connection, context)
+    elif config.ca:
+        _load_ca(config, context)
     else:
         context.load_default_certs()
-    if connection.certificate:
-        _load_client_certificate(connection, context)
+    if config.certificate:
+        _load_client_certificate(config, context)
     return context
 
 
-def _load_ca(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
+def _load_ca(config: ApiServerConfig, context: ssl.SSLContext) -> None:
     try:
-        context.load_verify_locations(cadata=_read_pem(connection, connection.ca).decode("ascii"))
+        context.load_verify_locations(cadata=_read_pem(config, config.ca).decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise _make_error(connection, connection.ca, "no CA certificate in PEM") from error
+        raise _make_error(config, config.ca, "no CA certificate in PEM") from error
 
 
-def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContext) -> None:
-    pem = _read_pem(connection, connection.certificate)
-    if connection.key != connection.certificate:
-        pem = pem + b"\n" + _read_pem(connection, connection.key)
+def _load_client_certificate(config: ApiServerConfig, context: ssl.SSLContext) -> None:
+    pem = _read_pem(config, config.certificate)
+    if config.key != config.certificate:
+        pem = pem + b"\n" + _read_pem(config, config.key)
     # SSLContext.load_cert_chain takes only paths (ssl.py). A memfd has one, is private to this
     # process, and disappears when closed.
     memory = os.memfd_create("client", os.MFD_CLOEXEC)
@@ -129,8 +129,8 @@ def _load_client_certificate(connection: ApiServerConfig, context: ssl.SSLContex
         context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
     except (ssl.SSLError, OSError, ValueError):
         # Not chained: no frame with the key may get into a traceback.
-        what = "no usable client certificate with its key in PEM"
-        raise _make_error(connection, connection.certificate, what) from None
+        problem = "no usable client certificate with its key in PEM"
+        raise _make_error(config, config.certificate, problem) from None
     finally:
         os.close(memory)
 
@@ -140,28 +140,28 @@ def _refuse_passphrase() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _read_token(connection: ApiServerConfig) -> str:
-    if not connection.token_file:
-        return connection.token
-    raw = _read_pem(connection, connection.token_file).strip()
+def _read_token(config: ApiServerConfig) -> str:
+    if not config.token_file:
+        return config.token
+    raw = _read_pem(config, config.token_file).strip()
     token = raw.decode("ascii", errors="replace")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise _make_error(connection, connection.token_file, "not one line of printable ASCII")
+        raise _make_error(config, config.token_file, "not one line of printable ASCII")
     return token
 
 
-def _read_pem(connection: ApiServerConfig, pem: str | bytes) -> bytes:
+def _read_pem(config: ApiServerConfig, pem: str | bytes) -> bytes:
     if isinstance(pem, bytes):
         return pem
     try:
-        return connection.locate(pem).read_bytes()
+        return config.locate(pem).read_bytes()
     except OSError as error:
-        raise _make_error(connection, pem, error.strerror or "read error") from error
+        raise _make_error(config, pem, error.strerror or "read error") from error
 
 
-def _make_error(connection: ApiServerConfig, pem: str | bytes, what: str) -> UnreachableError:
+def _make_error(config: ApiServerConfig, pem: str | bytes, problem: str) -> UnreachableError:
     name = pem if isinstance(pem, str) else "inline PEM data"
     return UnreachableError(
-        f"cannot use {name} of {connection.source}: {what}",
+        f"cannot use {name} of {config.source}: {problem}",
         remedy=f"fix {name}; the next request reads it again",
     )

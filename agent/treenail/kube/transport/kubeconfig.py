@@ -85,7 +85,7 @@ def read_kubeconfigs(
         else _KubeconfigSection(chosen.where, {})
     )
     _refuse_unsupported(cluster, user)
-    connection = ApiServerConfig(
+    config = ApiServerConfig(
         server=_parse_server(cluster),
         ca=_parse_pem(cluster, "certificate-authority"),
         certificate=_parse_pem(user, "client-certificate"),
@@ -98,20 +98,20 @@ def read_kubeconfigs(
         source=merged.where,
         locate=locate,
     )
-    if bool(connection.certificate) != bool(connection.key):
+    if bool(config.certificate) != bool(config.key):
         present, missing = ("client-certificate", "client-key")
-        if connection.key:
+        if config.key:
             present, missing = missing, present
         raise user.make_error(
             missing, f"is missing although {present} is there", "give both or neither"
         )
-    if connection.ca and not connection.should_verify_tls:
+    if config.ca and not config.should_verify_tls:
         raise cluster.make_error(
             "insecure-skip-tls-verify",
             "contradicts certificate-authority",
             "remove insecure-skip-tls-verify",
         )
-    return connection
+    return config
 
 
 def find_current_context(paths: Sequence[str], *, locate: LocatePath = Path) -> str:
@@ -157,8 +157,8 @@ class _KubeconfigSection:
     folder: str = ""
     """Directory of the file, to which its paths are relative."""
 
-    def make_error(self, key: str, what: str, remedy: str) -> UsageError:
-        return UsageError(f"{self.where}: {key} {what}", remedy=f"in {self.where}, {remedy}")
+    def make_error(self, key: str, problem: str, remedy: str) -> UsageError:
+        return UsageError(f"{self.where}: {key} {problem}", remedy=f"in {self.where}, {remedy}")
 
     def get_text(self, key: str) -> str:
         value = self.values.get(key)

@@ -39,14 +39,14 @@ class HttpTransport:
 
     def __init__(
         self,
-        connection: kubeconfig.ApiServerConfig,
+        config: kubeconfig.ApiServerConfig,
         clock: clocks.Clock,
         *,
         max_kept: int = 1,
         connect_s: float = 10.0,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._wire = _HttpProtocol(connection, clock, connect_s, max_bytes)
+        self._protocol = _HttpProtocol(config, clock, connect_s, max_bytes)
         self._clock = clock
         self._max_kept = max_kept
         self._lock = threading.Lock()
@@ -61,20 +61,22 @@ class HttpTransport:
         not, because it may have taken effect.
         """
         deadline = self._clock.monotonic() + request.limit_s
-        link = self.take_connection()
+        connection = self.take_connection()
         try:
-            return self._exchange_request(link, request, deadline)
+            return self._exchange_request(connection, request, deadline)
         except _CONNECTION_ERRORS as error:
-            if not (link.is_reused and request.method == "GET") or isinstance(error, TimeoutError):
-                raise self._wire.make_unreachable(request, error, request.limit_s) from error
+            if not (connection.is_reused and request.method == "GET") or isinstance(
+                error, TimeoutError
+            ):
+                raise self._protocol.make_unreachable(request, error, request.limit_s) from error
         try:
             return self._exchange_request(self.make_connection(), request, deadline)
         except _CONNECTION_ERRORS as error:
-            raise self._wire.make_unreachable(request, error, request.limit_s) from error
+            raise self._protocol.make_unreachable(request, error, request.limit_s) from error
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> "HttpStream":
         """Return a stream that is not connected yet; it ends after ``duration_s`` at the latest."""
-        return HttpStream(self, self._wire, self._clock, request, duration_s)
+        return HttpStream(self, self._protocol, self._clock, request, duration_s)
 
     def close(self) -> None:
         """Close all connections; running requests and streams fail at once.
@@ -84,51 +86,51 @@ class HttpTransport:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
-            for link in self._busy:
-                link.abort()
-        for link in idle:
-            link.close()
+            for connection in self._busy:
+                connection.abort()
+        for connection in idle:
+            connection.close()
 
     def _exchange_request(
-        self, link: TlsConnection, request: ApiRequest, deadline: float
+        self, connection: TlsConnection, request: ApiRequest, deadline: float
     ) -> ApiResponse:
         keep = False
         try:
-            response = self._wire.begin_response(link, request, deadline, gzip=True)
-            reply = self._wire.read_response(request, response)
+            response = self._protocol.begin_response(connection, request, deadline, gzip=True)
+            reply = self._protocol.read_response(request, response)
             keep = response.can_reuse
             return reply
         finally:
-            self.release_connection(link, keep=keep)
+            self.release_connection(connection, keep=keep)
 
     def take_connection(self) -> TlsConnection:
         """Return an idle connection, or a new one that is not connected yet."""
-        context = self._wire.credentials.get_tls_context()
+        context = self._protocol.credentials.get_tls_context()
         with self._lock:
             while self._idle:
-                link = self._idle.pop()
-                if link.context is context and link.is_idle():
-                    link.is_reused = True
-                    self._busy.add(link)
-                    return link
-                link.close()
+                connection = self._idle.pop()
+                if connection.context is context and connection.is_idle():
+                    connection.is_reused = True
+                    self._busy.add(connection)
+                    return connection
+                connection.close()
         return self.make_connection()
 
     def make_connection(self) -> TlsConnection:
         """Return a connection that is not connected yet."""
-        link = self._wire.make_connection()
+        connection = self._protocol.make_connection()
         with self._lock:
-            self._busy.add(link)
-        return link
+            self._busy.add(connection)
+        return connection
 
-    def release_connection(self, link: TlsConnection, *, keep: bool) -> None:
+    def release_connection(self, connection: TlsConnection, *, keep: bool) -> None:
         """Keep the connection for another request, or close it."""
         with self._lock:
-            self._busy.discard(link)
+            self._busy.discard(connection)
             if keep and not self._is_closed and len(self._idle) < self._max_kept:
-                self._idle.append(link)
+                self._idle.append(connection)
                 return
-        link.close()
+        connection.close()
 
 
 class HttpStream:
@@ -141,16 +143,16 @@ class HttpStream:
     def __init__(
         self,
         transport: HttpTransport,
-        wire: "_HttpProtocol",
+        protocol: "_HttpProtocol",
         clock: clocks.Clock,
         request: ApiRequest,
-        lasts_s: float,
+        duration_s: float,
     ) -> None:
         self._transport = transport
-        self._wire = wire
+        self._protocol = protocol
         self._clock = clock
         self._request = request
-        self._lasts_s = lasts_s
+        self._duration_s = duration_s
         self._connection: TlsConnection | None = transport.take_connection()
         self._lock = threading.Lock()
         self._is_reading = False
@@ -164,22 +166,26 @@ class HttpStream:
         """
         deadline = self._clock.monotonic() + self._request.limit_s
         try:
-            link = self._begin_reading()
+            connection = self._begin_reading()
             try:
-                response = self._wire.begin_response(link, self._request, deadline, gzip=False)
+                response = self._protocol.begin_response(
+                    connection, self._request, deadline, gzip=False
+                )
             except _CONNECTION_ERRORS as error:
                 # The server may close an idle connection at any time.
-                if not link.is_reused or isinstance(error, TimeoutError):
+                if not connection.is_reused or isinstance(error, TimeoutError):
                     raise
-                link = self._replace_connection()
-                response = self._wire.begin_response(link, self._request, deadline, gzip=False)
+                connection = self._replace_connection()
+                response = self._protocol.begin_response(
+                    connection, self._request, deadline, gzip=False
+                )
             if response.status != _HTTP_OK:
-                reply = self._wire.read_response(self._request, response)
+                reply = self._protocol.read_response(self._request, response)
                 self._release_connection(keep=response.can_reuse)
                 return reply
         except _CONNECTION_ERRORS as error:
             self._release_connection(keep=False)
-            raise self._wire.make_unreachable(
+            raise self._protocol.make_unreachable(
                 self._request, error, self._request.limit_s
             ) from error
         except BaseException:
@@ -198,12 +204,14 @@ class HttpStream:
         if self._response is None:
             return
         try:
-            link = self._begin_reading()
-            link.deadline = self._clock.monotonic() + self._lasts_s
-            yield from self._wire.iter_lines(self._request, self._response)
+            connection = self._begin_reading()
+            connection.deadline = self._clock.monotonic() + self._duration_s
+            yield from self._protocol.iter_lines(self._request, self._response)
         except _CONNECTION_ERRORS as error:
             if not self._is_closed:
-                raise self._wire.make_unreachable(self._request, error, self._lasts_s) from error
+                raise self._protocol.make_unreachable(
+                    self._request, error, self._duration_s
+                ) from error
         finally:
             self._release_connection(keep=self._response.can_reuse)
 
@@ -241,10 +249,10 @@ class HttpStream:
 
     def _release_connection(self, *, keep: bool) -> None:
         with self._lock:
-            link, self._connection = self._connection, None
+            connection, self._connection = self._connection, None
             keep = keep and not self._is_closed
-        if link is not None:
-            self._transport.release_connection(link, keep=keep)
+        if connection is not None:
+            self._transport.release_connection(connection, keep=keep)
 
 
 class _HttpProtocol:
@@ -252,36 +260,36 @@ class _HttpProtocol:
 
     def __init__(
         self,
-        connection: kubeconfig.ApiServerConfig,
+        config: kubeconfig.ApiServerConfig,
         clock: clocks.Clock,
         connect_s: float,
-        most_bytes: int,
+        max_bytes: int,
     ) -> None:
-        server = urlsplit(connection.server)
-        self.credentials = credentials.ApiCredentials(connection)
+        server = urlsplit(config.server)
+        self.credentials = credentials.ApiCredentials(config)
         self._clock = clock
         self._host = server.hostname or ""
         self._port = server.port or _HTTPS_PORT
         self._prefix = server.path
         self._authority = server.netloc
-        self._server_name = connection.tls_server_name or self._host
+        self._server_name = config.tls_server_name or self._host
         self._connect_s = connect_s
-        self._max_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def make_connection(self) -> TlsConnection:
         return TlsConnection(self.credentials.get_tls_context(), self._clock)
 
     def begin_response(
-        self, link: TlsConnection, request: ApiRequest, deadline: float, *, gzip: bool
+        self, connection: TlsConnection, request: ApiRequest, deadline: float, *, gzip: bool
     ) -> HttpResponse:
         """Connect if needed, send, and read the headers of the response, until ``deadline``."""
-        link.deadline = deadline
-        if not link.is_reused:
-            link.connect(
+        connection.deadline = deadline
+        if not connection.is_reused:
+            connection.connect(
                 self._host, self._port, server_name=self._server_name, limit_s=self._connect_s
             )
-        link.write_bytes(self._format_head(request, gzip=gzip) + request.body)
-        return HttpResponse(link)
+        connection.write_bytes(self._format_head(request, gzip=gzip) + request.body)
+        return HttpResponse(connection)
 
     def read_response(self, request: ApiRequest, response: HttpResponse) -> ApiResponse:
         """Read the body; raise ClusterError when it is longer than allowed."""
@@ -301,23 +309,23 @@ class _HttpProtocol:
     def make_unreachable(
         self, request: ApiRequest, error: Exception, limit_s: float
     ) -> errors.UnreachableError:
-        what = self._describe_request(request)
+        operation = self._describe_request(request)
         match error:
             case ssl.SSLCertVerificationError():
                 return errors.UnreachableError(
-                    f"{what}: the server certificate is not trusted: {error.verify_message}",
+                    f"{operation}: the server certificate is not trusted: {error.verify_message}",
                     remedy="set certificate-authority in the kubeconfig to the CA that signed it",
                 )
             case TimeoutError():
-                return errors.UnreachableError(f"{what}: no response within {limit_s:g} s")
+                return errors.UnreachableError(f"{operation}: no response within {limit_s:g} s")
             case TruncatedResponseError() | ConnectionResetError() | BrokenPipeError():
                 return errors.UnreachableError(
-                    f"{what}: the connection ended before the response was complete"
+                    f"{operation}: the connection ended before the response was complete"
                 )
             case OSError(strerror=str(reason)):
-                return errors.UnreachableError(f"{what}: {reason}")
+                return errors.UnreachableError(f"{operation}: {reason}")
             case _:
-                return errors.UnreachableError(f"{what}: {str(error) or type(error).__name__}")
+                return errors.UnreachableError(f"{operation}: {str(error) or type(error).__name__}")
 
     def _format_head(self, request: ApiRequest, *, gzip: bool) -> bytes:
         lines = [

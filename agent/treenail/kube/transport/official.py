@@ -158,17 +158,17 @@ class OfficialTransport:
         self, request: ApiRequest, error: Exception, limit_s: float
     ) -> errors.UnreachableError:
         """Convert an error of the package to the message that HttpTransport would give."""
-        what = self.describe_request(request)
+        operation = self.describe_request(request)
         if isinstance(error, ReadTimeoutError | TimeoutError):
-            return errors.UnreachableError(f"{what}: no response within {limit_s:g} s")
+            return errors.UnreachableError(f"{operation}: no response within {limit_s:g} s")
         if isinstance(error, ProtocolError):
             return errors.UnreachableError(
-                f"{what}: the connection ended before the response was complete"
+                f"{operation}: the connection ended before the response was complete"
             )
         # The text of urllib3 contains the memory address of an object, which differs each time.
         cause = error.__context__
         reason = cause.strerror if isinstance(cause, OSError) else ""
-        return errors.UnreachableError(f"{what}: {reason or error}")
+        return errors.UnreachableError(f"{operation}: {reason or error}")
 
     def _exchange_request(self, request: ApiRequest) -> ApiResponse:
         response = self.begin_response(request, request.limit_s, gzip=True)
@@ -190,10 +190,12 @@ class OfficialTransport:
 class OfficialStream:
     """A streaming response; see HttpStream."""
 
-    def __init__(self, transport: OfficialTransport, request: ApiRequest, lasts_s: float) -> None:
+    def __init__(
+        self, transport: OfficialTransport, request: ApiRequest, duration_s: float
+    ) -> None:
         self._transport = transport
         self._request = request
-        self._lasts_s = lasts_s
+        self._duration_s = duration_s
         self._closed = False
         self._response: urllib3.HTTPResponse | None = None
         self._socket: socket.socket | None = None
@@ -201,12 +203,14 @@ class OfficialStream:
     def read_response(self) -> ApiResponse:
         """Connect and return status 200 without a body, or another status with its body."""
         try:
-            response = self._transport.begin_response(self._request, self._lasts_s, gzip=False)
+            response = self._transport.begin_response(self._request, self._duration_s, gzip=False)
             if response.status != 200:
                 with contextlib.closing(response):
                     return self._transport.read_response(self._request, response)
         except (HTTPError, OSError) as error:
-            raise self._transport.make_unreachable(self._request, error, self._lasts_s) from error
+            raise self._transport.make_unreachable(
+                self._request, error, self._duration_s
+            ) from error
         self._response = response
         self._socket = socket.socket(fileno=socket.dup(response.fileno()))
         if self._closed:
@@ -226,7 +230,7 @@ class OfficialStream:
         except (HTTPError, OSError) as error:
             if not self._closed:
                 raise self._transport.make_unreachable(
-                    self._request, error, self._lasts_s
+                    self._request, error, self._duration_s
                 ) from error
         finally:
             self._socket.close()
