@@ -108,8 +108,8 @@ def _split_array(content: bytes) -> Iterator[bytes]:
     if offsets > len(content) or (len(content) - offsets) % size:
         return
     start = 0
-    for place in range(offsets, len(content), size):
-        end = _read_offset(content, place, size)
+    for offset in range(offsets, len(content), size):
+        end = _read_offset(content, offset, size)
         if _align(start) <= end <= offsets:
             yield content[_align(start) : end]
         start = end
@@ -120,12 +120,12 @@ def _get_offset_size(length: int) -> int:
     return next(size for size in (1, 2, 4, 8) if length < 1 << 8 * size)
 
 
-def _read_offset(content: bytes, place: int, size: int) -> int:
-    return int.from_bytes(content[max(place, 0) : place + size], "little")
+def _read_offset(content: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(content[max(offset, 0) : offset + size], "little")
 
 
-def _align(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT
+def _align(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 def is_staged_locked(root: root_directory.Root) -> bool:
@@ -163,11 +163,11 @@ def open_deployment_tree(
     """
     name, _, serial = deployment.id.partition(f"-{deployment.checksum}.")
     path = f"{_DEPLOYMENTS}/{name}/deploy/{deployment.checksum}.{serial}"
-    place = root.resolve_path(path)
-    if not serial or not (place / "usr").is_dir():
+    tree = root.resolve_path(path)
+    if not serial or not (tree / "usr").is_dir():
         raise errors.HostError(
             f"cannot read the content of {deployment.image or deployment.id}: its deployment has "
             f"no tree at {path}",
             remedy="see: ostree admin status",
         )
-    return root_directory.Root(place, has_usr_etc=True)
+    return root_directory.Root(tree, has_usr_etc=True)

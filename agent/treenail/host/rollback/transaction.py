@@ -97,13 +97,13 @@ class UndoTransaction:
         self._is_small = len(changes) <= FSYNC_EACH_LIMIT
         prepared = self._record_changes(changes)
         self._is_repeatable &= not self._is_small and all(map(_is_repeatable, prepared))
-        made: dict[int, int] = {}
+        inodes: dict[int, int] = {}
         for change in prepared:
             inode = self._make_entry(change)
             if change.inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
-                made[change.inverse.number] = inode
-        if made:
-            self._log.append_record({"made": list(made.items())}, needs_fsync=self._is_small)
+                inodes[change.inverse.number] = inode
+        if inodes:
+            self._log.append_record({"made": list(inodes.items())}, needs_fsync=self._is_small)
         if not self._is_small:
             self._fsync_queue.sync_file_systems()
         for change in prepared:
@@ -292,7 +292,7 @@ class UndoTransaction:
         # A path that was changed twice gets its first entry in one action: a repeated undo would
         # take the restored entry for a later one.
         batches = [self._log.parse_inverses(record) for record in records]
-        made = _find_made_inodes(records)
+        inodes = _find_made_inodes(records)
         first: dict[str, undo_log.Inverse] = {}
         for inverse in chain.from_iterable(batches):
             first.setdefault(inverse.path, inverse)
@@ -303,12 +303,12 @@ class UndoTransaction:
                 )
             for inverse in reversed(batch):
                 if first[inverse.path] is inverse:
-                    yield partial(self._restore_entry, inverse, made.get(inverse.number))
+                    yield partial(self._restore_entry, inverse, inodes.get(inverse.number))
                 else:
                     yield partial(self._entries.remove_temporary, inverse.aside_path)
 
-    def _restore_entry(self, inverse: undo_log.Inverse, made: int | None) -> None:
-        """Restore one path; ``made`` is the inode of the new entry, None when it was not put."""
+    def _restore_entry(self, inverse: undo_log.Inverse, inode: int | None) -> None:
+        """Restore one path; ``inode`` is the inode of the new entry, None when it was not put."""
         path = inverse.path
         if self._read_mode(inverse.parent) is None:
             return  # its directory was never made, or was removed with it
@@ -319,7 +319,7 @@ class UndoTransaction:
                 self._remove_entry(path)
             case undo_log.PreviousEntry.FILE_OR_LINK:
                 # The inode says which of the two has the temporary name: the old or the new entry.
-                if made is None or self._read_inode(inverse.aside_path) in {None, made}:
+                if inode is None or self._read_inode(inverse.aside_path) in {None, inode}:
                     self._entries.remove_temporary(inverse.aside_path)
                 else:
                     self._entries.put_entry(inverse.aside_path, path)
@@ -350,7 +350,7 @@ class UndoTransaction:
         The process that committed it may have been killed before it flushed anything.
         """
         self._log.fsync_log()
-        made = _find_made_inodes(records)
+        inodes = _find_made_inodes(records)
         inverses = [inverse for record in records for inverse in self._log.parse_inverses(record)]
         for inverse in inverses:
             if self._read_mode(inverse.parent) is None:
@@ -359,7 +359,7 @@ class UndoTransaction:
             aside = self._read_inode(inverse.aside_path)
             new = aside
             if inverse.previous is undo_log.PreviousEntry.FILE_OR_LINK:
-                new = made.get(inverse.number)
+                new = inodes.get(inverse.number)
             if aside is not None and aside == new:
                 self._entries.put_entry(inverse.aside_path, inverse.path)
         self._fsync_queue.fsync_directories()

@@ -174,19 +174,19 @@ class RpmOstreeBackend:
             raise errors.HostError(
                 "rpm-ostree does not know which deployment is booted", remedy=_STATUS_REMEDY
             )
-        goal = compute_expected(booted, change)
-        self._refuse_other_pending(status, goal, change)
+        expected = compute_expected(booted, change)
+        self._refuse_other_pending(status, expected, change)
         try:
-            if goal.list_differences(status.pending or booted):
+            if expected.list_differences(status.pending or booted):
                 if change.extensions_image and status.transaction is None:
                     self._extensions.offer_packages(change.extensions_image, watch=watch)
-                with self._dropping_failed_result(goal):
+                with self._dropping_failed_result(expected):
                     self._update_deployment(change, booted, watch)
         finally:
             self._withdraw_packages()
-        with self._dropping_failed_result(goal):
+        with self._dropping_failed_result(expected):
             self._set_kernel_arguments(change, watch)
-        self._verify_staged(goal, change)
+        self._verify_staged(expected, change)
 
     @contextmanager
     def open_staged_tree(self, staged_id: str, paths: Sequence[str]) -> Iterator[Root]:  # noqa: ARG002  # bootc needs them
@@ -299,11 +299,11 @@ class RpmOstreeBackend:
             raise errors.HostError(
                 "cannot roll back: there is no previous deployment", remedy=_STATUS_REMEDY
             )
-        given: dict[str, system_bus.BusOption] = {
+        options: dict[str, system_bus.BusOption] = {
             "initiating-command-line": f"{client.CLIENT}: roll back"
         }
         client.check_outcome(
-            self._client.run_transaction("Rollback", system_bus.make_options(given)), "roll back"
+            self._client.run_transaction("Rollback", system_bus.make_options(options)), "roll back"
         )
 
     def release_daemon(self) -> None:
@@ -314,14 +314,14 @@ class RpmOstreeBackend:
     def _refuse_other_pending(
         self,
         status: deployments.DeploymentStatus,
-        goal: ExpectedDeployment,
+        expected: ExpectedDeployment,
         change: deployments.DeploymentChange,
     ) -> None:
         """Raise `HostError` if the pending deployment differs from the one to stage."""
         pending = status.pending
         if pending is None:
             return
-        differences = goal.list_differences(pending)
+        differences = expected.list_differences(pending)
         if status.transaction is not None:
             if differences:
                 raise self._client.make_busy_error(status.transaction)
@@ -370,26 +370,26 @@ class RpmOstreeBackend:
             ],
         }
         modifiers = {key: names for key, names in modifiers.items() if names}
-        given: dict[str, system_bus.BusOption] = {
+        options: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
             "initiating-command-line": f"{client.CLIENT}: stage {change}",
         }
         if modifiers:
-            given["idempotent-layering"] = True
+            options["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
             booted, deployments.DeploymentChange(change.image)
         ).list_differences(booted):
             scheme = _SIGNED if self._needs_signature(change.image) else _REGISTRY
             modifiers["set-refspec"] = scheme + change.image
-            given["skip-purge"] = True
+            options["skip-purge"] = True
         else:
-            given["no-pull-base"] = True
+            options["no-pull-base"] = True
         client.check_outcome(
             self._client.run_transaction(
                 "UpdateDeployment",
                 system_bus.make_options(modifiers),
-                system_bus.make_options(given),
+                system_bus.make_options(options),
                 watch=watch,
             ),
             f"stage {change}",
@@ -406,7 +406,7 @@ class RpmOstreeBackend:
         )
         if not removed and not added:
             return
-        given: dict[str, system_bus.BusOption] = {
+        options: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
             "initiating-command-line": f"{client.CLIENT}: stage {change}",
         }
@@ -417,13 +417,13 @@ class RpmOstreeBackend:
             list(added),
             replaced,
             list(removed),
-            system_bus.make_options(given),
+            system_bus.make_options(options),
             watch=watch,
         )
         client.check_outcome(outcome, f"stage {change}")
 
     @contextmanager
-    def _dropping_failed_result(self, goal: ExpectedDeployment) -> Iterator[None]:
+    def _dropping_failed_result(self, expected: ExpectedDeployment) -> Iterator[None]:
         """Drop the deployment that our transaction staged before it failed.
 
         rpm-ostreed runs /usr/bin/true of the new tree only after it staged the tree
@@ -433,16 +433,20 @@ class RpmOstreeBackend:
         try:
             yield
         except (errors.TransactionError, errors.CancelledError):
-            self._drop_failed(goal, before)
+            self._drop_failed(expected, before)
             raise
 
     def _drop_failed(
-        self, goal: ExpectedDeployment, before: deployments.OstreeDeployment | None
+        self, expected: ExpectedDeployment, before: deployments.OstreeDeployment | None
     ) -> None:
         try:
             status = self.read_deployments()
             pending = status.pending
-            if status.transaction is not None or pending is None or goal.list_differences(pending):
+            if (
+                status.transaction is not None
+                or pending is None
+                or expected.list_differences(pending)
+            ):
                 return
             if before is None or pending.id != before.id:
                 log.warning("dropping %s: rpm-ostree failed after it staged it", pending.id)
@@ -451,7 +455,7 @@ class RpmOstreeBackend:
             log.warning("cannot drop the result of the failed transaction: %s", error)
 
     def _verify_staged(
-        self, goal: ExpectedDeployment, change: deployments.DeploymentChange
+        self, expected: ExpectedDeployment, change: deployments.DeploymentChange
     ) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
         status = self.read_deployments()
@@ -461,7 +465,7 @@ class RpmOstreeBackend:
                 "rpm-ostree reports neither a pending nor a booted deployment",
                 remedy=_STATUS_REMEDY,
             )
-        differences = goal.list_differences(deployment)
+        differences = expected.list_differences(deployment)
         arguments = kernel.split_arguments(self._client.read_kernel_options(is_pending=True))
         if not kernel.is_satisfied(arguments, change.append_kargs, change.delete_kargs):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
@@ -492,7 +496,7 @@ class RpmOstreeBackend:
             )
 
     def _finalize_deployment(self, checksum: str, name: str) -> None:
-        given: dict[str, system_bus.BusOption] = {
+        options: dict[str, system_bus.BusOption] = {
             "checksum": checksum,
             # Allows a repetition after a kill between the unlock and the reboot.
             "allow-unlocked": True,
@@ -500,7 +504,7 @@ class RpmOstreeBackend:
         }
         try:
             outcome = self._client.run_transaction(
-                "FinalizeDeployment", system_bus.make_options(given)
+                "FinalizeDeployment", system_bus.make_options(options)
             )
         except errors.BusError as error:
             if _REBOOT_INITIATED not in str(error):

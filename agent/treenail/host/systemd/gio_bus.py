@@ -95,9 +95,9 @@ class GioBus:
                     name="org.freedesktop.DBus.Error.UnknownMethod",
                     remedy=f"update the service that owns {target.service}",
                 ) from error
-            made = [make_argument(*argument) for argument in arguments]
+            values = [make_argument(*argument) for argument in arguments]
             try:
-                reply: object = method(*made, timeout=timeout_s)
+                reply: object = method(*values, timeout=timeout_s)
             except (TypeError, ValueError, OverflowError) as error:
                 # pydbus compares the arguments with the introspection data of the service.
                 raise errors.BusError(

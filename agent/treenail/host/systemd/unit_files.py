@@ -278,7 +278,9 @@ class UnitFileReader:
         prefixes = tuple(f"{CONFIG_DIRECTORY}/{name}.d/" for name in names)
         files = {f"{CONFIG_DIRECTORY}/{name}" for name in names}
         later = unit_install.parse_install(
-            text for place, text in written.items() if place in files or place.startswith(prefixes)
+            text
+            for written_path, text in written.items()
+            if written_path in files or written_path.startswith(prefixes)
         )
         for name in (*present.also, *later.also):
             # Only a running systemd knows the other specifiers.
