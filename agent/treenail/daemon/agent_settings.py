@@ -310,7 +310,7 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
     except (ValueError, RecursionError) as error:
         raise errors.UsageError(f"cannot parse {where} as TOML: {error}") from error
     table = TomlTable(document, where=where)
-    given = PartialSettings(
+    partial = PartialSettings(
         kubeconfig=table.take_text("kubeconfig"),
         node_name=table.take_text("node_name"),
         root=table.take_text("root"),
@@ -330,7 +330,7 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
         drift=_parse_drift(table.take_table("drift")),
     )
     table.reject_unknown_keys()
-    return given
+    return partial
 
 
 def _has_no_setting(content: bytes) -> bool:

@@ -137,10 +137,10 @@ class FirstBootVerifier:
         )
         planned = self._configuration.plan_steps(split.wanted, config, split.provided)
         self._configuration.apply_repair(drift_repair.plan_repair(planned.steps, drifts))
-        left = self._find_drift(split.wanted)
-        if left:
+        remaining = self._find_drift(split.wanted)
+        if remaining:
             raise errors.HostError(
-                f"cannot verify the first boot: {drift_policy.format_drift(left, config)}",
+                f"cannot verify the first boot: {drift_policy.format_drift(remaining, config)}",
                 remedy="read the cause with: journalctl -t ignition; then install the machine "
                 "again, or fix what differs",
             )

@@ -151,8 +151,8 @@ class MachineInspector:
     def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
         prefix = os.fspath(self._root.prefix)
         entries = {
-            path: root_directory.strip_prefix(place, prefix)
-            for path, place in path_stat.resolve_entries(self._root, paths).items()
+            path: root_directory.strip_prefix(entry, prefix)
+            for path, entry in path_stat.resolve_entries(self._root, paths).items()
         }
         return {path: entry for path, entry in entries.items() if entry != path}
 

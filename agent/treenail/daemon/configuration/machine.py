@@ -102,7 +102,7 @@ def restore_pending(runner: step_runner.StepRunner, *, is_booted: bool = False) 
     _raise_if_failed(failed)
     # Starting default.target also starts oneshot units that have already ended. Do it only when
     # units changed.
-    if is_booted and any(place.startswith(_SYSTEMD_DIRECTORY) for place in interrupted.paths):
+    if is_booted and any(path.startswith(_SYSTEMD_DIRECTORY) for path in interrupted.paths):
         runner.reload_and_start()
     runner.pending.discard_log()
     log.info("restored files, units and users")
@@ -296,12 +296,12 @@ class NodeConfiguration:
         """
 
         def verify() -> None:
-            left = self.plan_steps(split.wanted, config, split.provided).steps
-            if left:
-                shown = "; ".join(str(step) for step in left[:_MAX_SHOWN_STEPS])
+            remaining = self.plan_steps(split.wanted, config, split.provided).steps
+            if remaining:
+                shown = "; ".join(str(step) for step in remaining[:_MAX_SHOWN_STEPS])
                 more = (
-                    f" and {len(left) - _MAX_SHOWN_STEPS} more"
-                    if len(left) > _MAX_SHOWN_STEPS
+                    f" and {len(remaining) - _MAX_SHOWN_STEPS} more"
+                    if len(remaining) > _MAX_SHOWN_STEPS
                     else ""
                 )
                 raise errors.FileError(f"steps are left after applying all: {shown}{more}")

@@ -48,13 +48,13 @@ def _compute_changes(
     # With this file the MCD would start in bootstrap mode, as on a first boot.
     yield undo_log.PathChange(mcd_state.FIRST_BOOT_ANNOTATIONS, entries.AbsentEntry())
     yield from backups.FileBackups(root).plan_handback()
-    kept = files.read_file(state_file.LEDGER_PATH)
-    if kept is None:
+    ledger = files.read_file(state_file.LEDGER_PATH)
+    if ledger is None:
         raise errors.LedgerError(
             f"cannot hand back: there is no {root.resolve_path(state_file.LEDGER_PATH)}"
         )
     # Move the ledger away: when the node returns to treenail, its content is outdated.
-    yield undo_log.PathChange(HANDED_BACK_LEDGER, entries.FileEntry(lambda: kept, 0o600))
+    yield undo_log.PathChange(HANDED_BACK_LEDGER, entries.FileEntry(lambda: ledger, 0o600))
     yield undo_log.PathChange(state_file.LEDGER_PATH, entries.AbsentEntry())
     yield undo_log.PathChange(inspect.OWNERSHIP_FILE, entries.AbsentEntry())
     for name in files.list_directory(config_cache.DIRECTORY):

@@ -105,9 +105,9 @@ class StepRunner:
                 | step_types.SetSshKeys,
             ):
                 changes = self.compute_changes(step)
-                kept = [change for change in changes if not change.path.startswith(removed)]
+                remaining = [change for change in changes if not change.path.startswith(removed)]
                 # A rehearsal, one step at a time: no other step has made its entries yet.
-                undo_log.ChangeRecorder(self._root, self._disk, 0).record_changes(kept)
+                undo_log.ChangeRecorder(self._root, self._disk, 0).record_changes(remaining)
 
     def _refuse_read_only(self, path: str, parent: Path) -> None:
         """Raise `FileError` for a path below the read-only /usr of a host with OSTree."""
