@@ -55,6 +55,8 @@ _WAIT_S = 5.0
 _PULL_LINES = 1000
 _PULL_READ_S = 2.0
 # The descriptor is opened by the shell: ExtraFileDescriptors= is too new for RHEL 9.
+# bootc accepts a descriptor above 2 that is a pipe, and no regular file or socket. The FIFO has a
+# reader by then: open(2) for writing would wait for one (fifo(7)).
 _PROGRESS_SCRIPT = 'exec "$@" 3>"$0" 1>&2'
 _IMAGE_MODE_REMEDY = (
     "add packages, and arguments in /usr/lib/bootc/kargs.d, to the image; or, where rpm-ostree is "
@@ -149,6 +151,7 @@ class BootcBackend:
         if status is not None:
             digest = deployments.parse_digest(change.image)
             if not status.staged and status.booted.has_image(digest):
+                # bootc switch to the booted image stages nothing (bootc 1.16.9).
                 log.info("%s is booted already", change.image)
                 return
             self._refuse_unless_switchable(status, change.image)
@@ -395,6 +398,7 @@ class BootcBackend:
 
     def _refuse_unless_switchable(self, status: BootcStatus, image: str) -> None:
         """Raise `HostError` if bootc cannot switch to the image, or if another image is staged."""
+        # bootc upgrade refuses to replace it; bootc switch drops the packages (bootc 1.16.9).
         if status.is_incompatible:
             changes = ", ".join(
                 self._machine.ostree_metadata.find_local_changes(status.origin_path)
@@ -406,12 +410,15 @@ class BootcBackend:
             )
         if status.staged is not None:
             raise errors.HostError(
+                # bootc replaces a staged deployment, whichever program staged it.
                 f"cannot stage {image}: {status.staged.image or status.staged.id} is staged",
                 remedy="drop it with: ostree admin undeploy 0",
             )
 
     def _read_status(self, *, timeout_s: float | None = None) -> BootcStatus:
         timeout_s = timeout_s or self._status_s
+        # rpm-ostreed only tries the lock of the sysroot and reports that it is busy. bootc waits
+        # for the lock, and prints nothing about it where its output is no terminal.
         command = [self._resolve_program(_BOOTC), "status", "--json", "--format-version=1"]
         try:
             content = self._machine.unsandboxed.run_command(command, timeout_s=timeout_s)
@@ -441,6 +448,7 @@ class BootcBackend:
         return deployments.OstreeDeployment(
             id=digest,
             checksum="",
+            # From the annotations of the OCI image specification (annotations.md).
             version=labels.get("org.opencontainers.image.version", ""),
             image=image,
             digest=digest,

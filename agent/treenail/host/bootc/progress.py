@@ -40,6 +40,7 @@ class BootcProgress:
 
     def _parse_line(self, line: bytes) -> None:
         try:
+            # The interface is experimental: lines and types that are not known here are no error.
             event = codec.parse_json(line)
         except ValueError:
             return
@@ -91,10 +92,12 @@ def read_progress(fifo: Path) -> Iterator[BootcProgress]:
         if not fifo.is_fifo():
             fifo.unlink(missing_ok=True)
             os.mkfifo(fifo, 0o600)
+        # Linux opens a FIFO for reading and writing without waiting for a writer (fifo(7)).
         source = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise errors.FileError(f"cannot create the FIFO {fifo}: {error.strerror}") from error
     progress = BootcProgress()
+    # Closing the write end makes the read end readable, which ends the thread.
     over, end = os.pipe2(os.O_CLOEXEC)
     reader = threading.Thread(
         target=_read_fifo, args=(source, over, progress), name="bootc progress", daemon=True

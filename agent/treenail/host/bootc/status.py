@@ -89,6 +89,7 @@ def is_composefs(content: bytes) -> bool:
 
 
 def _is_composefs(booted: Json) -> bool:
+    # One of the two is null, depending on the back end of bootc.
     return bool(booted.get("composefs")) and not booted.get("ostree")
 
 
@@ -115,10 +116,13 @@ def _parse_entry(
         digest=digest,
         is_booted=is_booted,
         is_staged=is_staged,
+        # Set by --download-only of bootc, which other programs may use.
         is_locked=is_staged and entry.get("downloadOnly") is True,
         is_pinned=entry.get("pinned") is True,
         origin=_format_image(reference),
         base_checksum=checksum,
+        # True where kernel and arguments are equal, even if libostree cannot prepare a soft reboot
+        # (bootc 1.16.9).
         can_soft_reboot=entry.get("softRebootCapable") is True,
     )
 
@@ -134,6 +138,7 @@ def _format_image(reference: Json) -> str:
 def _build_origin_path(ostree: Json) -> str:
     if not ostree:
         return ""
+    # As ostree_deployment_get_origin_relpath() of libostree names it.
     name = f"{_get_text(ostree, 'checksum')}.{ostree.get('deploySerial')}.origin"
     return f"/ostree/deploy/{_get_text(ostree, 'stateroot')}/deploy/{name}"
 

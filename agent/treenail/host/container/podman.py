@@ -26,6 +26,8 @@ _PODMAN = "/usr/bin/podman"
 _AUTH_FILES = ("/run/ostree/auth.json", "/etc/ostree/auth.json", "/usr/lib/ostree/auth.json")
 _TIMEOUT_S = 60.0
 _COPY_DIRECTORY = "/run/treenail/image-content"
+# A mounted image has a counter: it stays mounted until each mount has its unmount
+# (podman-image-unmount(1)).
 _COPY_SCRIPT = """
 image=$("$0" image mount "$1") && [ -d "$image" ] || exit 1
 trap '"$0" image unmount "$1" >/dev/null' EXIT
@@ -67,6 +69,8 @@ class Podman:
 
     def build_pull_command(self, image: str) -> tuple[str, ...]:
         """Build the command that pulls the image with the pull secret of bootc and rpm-ostree."""
+        # Without the option podman reads its own files and those of Docker
+        # (containers-auth.json(5)).
         auth = self._find_auth_file()
         options = ("--authfile", auth) if auth else ()
         return (self.program, "pull", *options, image)
@@ -117,6 +121,7 @@ class Podman:
 
     def remove_image(self, image: str) -> None:
         """Remove a pulled image, unless a container uses it."""
+        # --ignore: an image that is gone already is no error (podman-rmi(1)).
         command = [self.program, "image", "rm", "--ignore", image]
         try:
             self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)

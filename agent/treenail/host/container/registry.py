@@ -57,6 +57,7 @@ _ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
     # Unreadable files of this node: the patterns below would blame the registry.
     ("loading registries configuration", "RegistryFailed"),
     (r"\s/\S*: permission denied", "RegistryFailed"),
+    # Texts of Go's packages net and crypto/x509, which are the same in each locale.
     ("no such host", "RegistryNameUnknown"),
     ("name resolution", "RegistryNameUnknown"),
     ("server misbehaving", "RegistryNameUnknown"),
@@ -73,7 +74,9 @@ _ERROR_PATTERNS: tuple[tuple[str, str], ...] = (
     ("deadline exceeded", "RegistryTimeout"),
     (r"client\.timeout", "RegistryTimeout"),
     ("handshake timeout", "RegistryTimeout"),
+    # From the choice of a platform in a manifest list (containers/image).
     ("no image found in", "WrongArchitecture"),
+    # Error codes of the OCI distribution specification, such as MANIFEST_UNKNOWN, in words.
     ("manifest unknown", "ImageNotFound"),
     ("name unknown", "ImageNotFound"),
     ("not found", "ImageNotFound"),
@@ -182,6 +185,7 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
             "RegistryFailed",
             f"cannot inspect the image: skopeo printed {shown!r}, not a JSON object",
         )
+    # An old skopeo prints Layers alone, without sizes.
     labels, layers = document.get("Labels"), document.get("LayersData")
     return ImageInspection(
         architecture=_get_text(document, "Architecture"),

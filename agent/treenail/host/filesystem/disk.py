@@ -24,6 +24,7 @@ Place: TypeAlias = tuple[StrPath, int | None]
 
 _SELINUX_XATTR = "security.selinux"
 _AT_FDCWD = -100  # paths start at the working directory, as in all other calls here
+# From linux/fs.h.
 _RENAME_EXCHANGE = 2
 _PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

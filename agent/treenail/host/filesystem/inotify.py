@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 MAX_WATCHES = 4096
 """The limit of watched directories; the periodic full inspection covers the others."""
 
+# From sys/inotify.h.
 _IN_MODIFY, _IN_ATTRIB = 0x2, 0x4
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
 _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
@@ -28,6 +29,7 @@ _MASK = (
 )  # fmt: skip
 _ENTRY_CHANGED = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _WATCH_LOST = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_IGNORED
+# Watch descriptor, mask, cookie and length; the name follows, padded with NUL (inotify(7)).
 _EVENT = struct.Struct("iIII")
 _BUFFER_SIZE = 64 * 1024
 
@@ -110,6 +112,8 @@ class InotifyWatcher:
                     watched.setdefault(number, set())
                     awaited.setdefault(number, set()).add(os.fsencode(name))
         for number in self._directories.keys() - watched.keys():
+            # The kernel confirms with IN_IGNORED, which `_read_events` skips: it no longer knows
+            # the number.
             self._libc.inotify_rm_watch(self._fd, number)
         self._directories, self._awaited_names = watched, awaited
         if unwatched and not self._has_warned:

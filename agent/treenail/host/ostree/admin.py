@@ -94,6 +94,7 @@ class OstreeSoftReboot:
     def prepare_soft_reboot(self) -> bool:
         """Prepare a soft reboot into the staged deployment; return False when ostree rejects it."""
         try:
+            # The staged deployment is the first in boot order, so its index is 0.
             self._run_command("prepare a soft reboot", "prepare-soft-reboot", "0")
         except errors.TransactionError as error:
             log.info("falling back to a full reboot: %s", error)

@@ -8,6 +8,8 @@ from enum import StrEnum
 from treenail import codec, sanitize
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
+# Refspecs of ostree-ext are a scheme, a transport of containers-transports(5) and the name.
+# ostree-remote-registry and ostree-remote-image have a remote of ostree before the name.
 _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")
 _SCHEMES = ("ostree-unverified-registry:", "ostree-unverified-image:", "ostree-image-signed:")
 _REGISTRIES = ("docker://", "registry:")
@@ -158,6 +160,7 @@ def parse_deployment(properties: Mapping[str, object]) -> OstreeDeployment:
         checksum=_get_text(properties, "checksum"),
         version=_get_text(properties, "version"),
         image=sanitize.sanitize_text(image),
+        # rpm-ostreed omits the digest when it cannot look it up.
         digest=_get_text(properties, "container-image-reference-digest") or parse_digest(image),
         is_booted=properties.get("booted") is True,
         is_staged=properties.get("staged") is True,
@@ -167,8 +170,10 @@ def parse_deployment(properties: Mapping[str, object]) -> OstreeDeployment:
         is_pinned=properties.get("pinned") is True,
         requested_packages=_get_texts(properties, "requested-packages"),
         requested_base_removals=_get_texts(properties, "requested-base-removals"),
+        # Only a deployment with layered packages has a base-checksum.
         base_checksum=_get_text(properties, "base-checksum") or _get_text(properties, "checksum"),
         labels=parse_labels(properties),
+        # A deployment of a container has no origin, and one of a commit or branch has no reference.
         origin=sanitize.sanitize_text(
             _get_text(properties, "container-image-reference") or _get_text(properties, "origin")
         ),

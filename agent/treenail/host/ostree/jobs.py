@@ -97,6 +97,7 @@ class JobRunner:
         """Raise `TransactionError`, which begins with ``failure``, unless the run succeeded."""
         if run.is_done:
             return
+        # TimeoutStartSec= applies, as the unit is of Type=oneshot (systemd.service(5)).
         if run.result == "timeout":
             raise errors.TransactionError(
                 f"{failure}: it timed out", remedy="see: journalctl -u treenail-*"

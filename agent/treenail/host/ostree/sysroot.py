@@ -21,6 +21,7 @@ _TIMEOUT_S = 20.0
 _ORIGIN_LIMIT = 256 * 1024
 _CACHE_LIMIT = 16
 # Groups of an origin file that only rpm-ostree understands.
+# With one of them bootc reports the deployment as incompatible.
 _RPM_OSTREE_GROUPS = {"rpmostree", "packages", "overrides", "modules"}
 _DEPLOYMENTS = "/sysroot/ostree/deploy"
 _STAGED = "/run/ostree/staged-deployment"
@@ -161,6 +162,7 @@ def open_deployment_tree(
     Its /etc is /usr/etc, because ostree merges the /etc of the host at the shutdown. Raises
     `HostError` without the tree.
     """
+    # The ID of rpm-ostreed is OSNAME-CHECKSUM.SERIAL.
     name, _, serial = deployment.id.partition(f"-{deployment.checksum}.")
     path = f"{_DEPLOYMENTS}/{name}/deploy/{deployment.checksum}.{serial}"
     tree = root.resolve_path(path)

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# The schemes of ostree-ext. The second one demands a containers-policy.json(5) whose default is not
+# insecureAcceptAnything.
 _REGISTRY = "ostree-unverified-registry:"
 _SIGNED = "ostree-image-signed:docker://"
 _STATUS_REMEDY = "see: rpm-ostree status"
+# The text with which rpm-ostreed refuses all calls once a transaction has requested the reboot.
 _REBOOT_INITIATED = "Reboot initiated"
 _CHECKSUM_MISMATCH = "expected staged base checksum"
 
@@ -211,6 +214,7 @@ class RpmOstreeBackend:
         try:
             outcome = self._client.follow_transaction(transaction.address, watch, is_ours=False)
         except errors.BusError:
+            # It may have ended before this connection to its socket.
             if self.read_deployments().transaction == transaction:
                 raise
             return True
@@ -300,6 +304,7 @@ class RpmOstreeBackend:
                 "cannot roll back: there is no previous deployment", remedy=_STATUS_REMEDY
             )
         options: dict[str, system_bus.BusOption] = {
+            # This text becomes the Title of the transaction, by which an agent recognizes its own.
             "initiating-command-line": f"{client.CLIENT}: roll back"
         }
         client.check_outcome(
@@ -347,6 +352,8 @@ class RpmOstreeBackend:
         watch: deployments.WatchCallback,
     ) -> None:
         """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
+        # rpm-ostreed ignores an unknown key, and a value of another type than it expects, without
+        # an error.
         modifiers: dict[str, system_bus.BusOption] = {
             "install-packages": [
                 package
@@ -375,6 +382,8 @@ class RpmOstreeBackend:
             "initiating-command-line": f"{client.CLIENT}: stage {change}",
         }
         if modifiers:
+            # As rpm-ostree install --idempotent: a package that is requested already is no error
+            # (rpm-ostree(1)).
             options["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
@@ -382,8 +391,12 @@ class RpmOstreeBackend:
         ).list_differences(booted):
             scheme = _SIGNED if self._needs_signature(change.image) else _REGISTRY
             modifiers["set-refspec"] = scheme + change.image
+            # As rpm-ostree rebase --skip-purge: keep the refspec of the booted image
+            # (rpm-ostree(1)).
             options["skip-purge"] = True
         else:
+            # Otherwise it would also look for a newer image. rpm-ostreed rejects the option with a
+            # refspec.
             options["no-pull-base"] = True
         client.check_outcome(
             self._client.run_transaction(
@@ -515,6 +528,8 @@ class RpmOstreeBackend:
 
     def _drop_pending(self) -> None:
         client.check_outcome(
+            # It also prunes layers that only this deployment had: staging it again downloads them
+            # again (rpmostree-sysroot-core.cxx).
             self._client.run_transaction("Cleanup", ["pending-deploy"]),
             "drop the pending deployment",
         )

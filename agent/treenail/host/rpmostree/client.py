@@ -31,6 +31,7 @@ _BUS = system_bus.BusInterface(
 )
 
 # The daemon loads and locks the sysroot within the call that makes a transaction.
+# rpm-ostree's own client waits as long.
 _CALL_S = 300.0
 _PEER_S = 60.0
 
@@ -87,6 +88,8 @@ class RpmOstreeClient:
         self._register_client()
         address: object = None
         try:
+            # A call with the same method and equal arguments as those of the running transaction
+            # returns its address. Any other call fails as busy.
             address = self._bus.call_method(self._get_os(), method, *arguments, timeout_s=_CALL_S)
             return self.follow_transaction(
                 str(address), watch or self._continue_watching, is_ours=True
@@ -105,6 +108,7 @@ class RpmOstreeClient:
     ) -> TransactionOutcome:
         """Follow the transaction at the address to its end; cancel it only if ``is_ours``."""
         # rpm-ostreed is busy until every peer has closed its connection.
+        # It closes a forgotten connection only 30 s after the end.
         with self._bus.open_peer(address, INTERFACE, timeout_s=_PEER_S) as peer:
             return follow_transaction(
                 peer, watch, clock=self._clock, limits=self._limits, is_ours=is_ours
@@ -181,6 +185,7 @@ class RpmOstreeClient:
         return deployments.WatchVerdict.CANCEL
 
     def _explain_busy(self, error: errors.BusyError) -> errors.BusyError:
+        # A lock of another program and a running transaction give the same error, G_IO_ERROR_BUSY.
         transaction = _parse_deployments(
             self._bus.read_properties(_SYSROOT, timeout_s=_PEER_S)
         ).transaction
@@ -196,6 +201,7 @@ class RpmOstreeClient:
 def _parse_deployments(properties: dict[str, object]) -> deployments.DeploymentStatus:
     listed = properties.get("Deployments")
     rows = listed if isinstance(listed, list) else []
+    # Method, caller and object path, or three empty strings; the socket is a property of its own.
     active = properties.get("ActiveTransaction")
     address = str(properties.get("ActiveTransactionPath") or "")
     transaction = None
@@ -217,6 +223,8 @@ def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
                 f"stopped waiting for rpm-ostree to {operation}; the transaction continues"
             )
         case TransactionFinished(text=text, is_cancelled=cancelled):
+            # Any local process may have cancelled it: the socket is open to all users, and Cancel
+            # is not subject to polkit.
             if cancelled or "cancelled" in text.lower():
                 raise errors.CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
             raise errors.TransactionError(

@@ -20,8 +20,11 @@ PACKAGES_DIRECTORY = "/var/lib/treenail/extensions"
 """Not in /run, which is memory, nor in /var/tmp, which is private to the agent's unit."""
 
 _CONTAINER = "treenail-extensions"
+# With "/." podman cp copies the content of the directory, not the directory (podman-cp(1)).
 _IN_IMAGE = "/usr/share/rpm-ostree/extensions/."
 # Remove the image at once, else it is on disk twice. podman keeps one that a container uses.
+# podman cp reads a container that was created and never started: nothing of the image runs. A shell
+# that a signal ends need not run its EXIT trap, so SIGTERM, which stops a unit, has a trap.
 _SCRIPT = """\
 podman=$0 container=$1 place=$2 image=$3
 shift 3
@@ -38,6 +41,7 @@ trap 'exit 1' TERM
 """
 # No check of package signatures: the digest of the image covers every byte of them, and podman
 # enforces the machine's policy.json.
+# Metadata of an earlier image must not be used, and a missing directory is an error (dnf.conf(5)).
 _CONTENT = """\
 [treenail-extensions]
 name=Packages of {image}

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 INTERFACE = "org.projectatomic.rpmostree1.Transaction"
 
 _CALL_S = 60.0
+# rpm-ostree reports an imported layer as one task, "[3/15] Fetching …", without its bytes.
 _NUMBERED = re.compile(r"\[(\d{1,9})/(\d{1,9})\]", re.ASCII)
 _TEXT_LIMIT = 200
 _UNKNOWN_RESULT = "it sent a result of another type"
@@ -68,6 +69,7 @@ def follow_transaction(
     """
     follower = _TransactionFollower(peer, watch, clock, limits, is_ours=is_ours)
     # Start of a running transaction returns False and joins it. The peer has subscribed before.
+    # From then on it does not depend on its caller. Before, it ends when the caller leaves the bus.
     peer.call_method("Start", timeout_s=_CALL_S)
     peer.run_until(follower.handle_signal)
     return follower.outcome or TransactionLost()
@@ -156,6 +158,7 @@ class _TransactionFollower:
     def _cancel_transaction(self) -> None:
         self._cancelled_at = self._clock.monotonic()
         try:
+            # This is a request: the transaction ends later, with Finished.
             self._peer.call_method("Cancel", timeout_s=_CALL_S)
         except errors.BusError as error:
             # The transaction has ended, which the peer notices, or the time limit ends the wait.

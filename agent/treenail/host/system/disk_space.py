@@ -67,6 +67,7 @@ def read_file_system(
 
 def compute_kernel_bytes(root: Root) -> int:
     """Return the size of the booted system's kernel and initramfs; 0 when unknown."""
+    # An OSTree commit has both in /usr/lib/modules/VERSION; ostree copies them to /boot.
     directory = root.resolve_path(_MODULES)
     sizes = [
         sum(_read_size(kernel / name) for name in ("vmlinuz", "initramfs.img"))
@@ -88,6 +89,7 @@ def compute_freeable_boot_bytes(root: Root, *, retained: Collection[str] = ()) -
     others = (
         directory
         for directory in _list_entries(root.resolve_path(_BOOT))
+        # The names are OSNAME-CHECKSUM, with the checksum of kernel and initramfs.
         if directory.name.rpartition("-")[2] not in needed
     )
     return sum(_read_size(file) for directory in others for file in _list_entries(directory))
@@ -178,6 +180,7 @@ class SpaceReservation:
             path = self._root.resolve_path(RESERVATION_PATH)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
+                # A file that is only extended would be sparse and occupy nothing.
                 os.posix_fallocate(descriptor, 0, RESERVATION_SIZE)
             finally:
                 os.close(descriptor)

@@ -38,6 +38,7 @@ class ContainerRuntime:
             return problem
         # Connecting is not enough: the kernel accepts connections to a runtime that hangs.
         address = f"unix://{path}"
+        # Without the options crictl tries the sockets of several runtimes in turn.
         argv = ["crictl", "--runtime-endpoint", address, "--image-endpoint", address, "version"]
         try:
             self._programs.run_command(argv, timeout_s=self._timeout_s)

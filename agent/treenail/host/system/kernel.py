@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from treenail.errors import FileError
 from treenail.host.filesystem import atomic_files, root_directory
 
+# The kernel does the same: next_arg() in lib/cmdline.c.
 _ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
 _LIMIT = 64 * 1024
 _STAT_LIMIT = 1024 * 1024
 _BOOT_TIME = re.compile(rb"^btime (\d+)$", re.MULTILINE)
+# The OCI image specification uses the values of Go's GOARCH.
 _OCI_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ASSIGNMENT = re.compile(r"""\s*([A-Z0-9_]+)=(["']?)(.*)\2\s*""")
 _ESCAPED = re.compile(r"""\\([$"'\\`])""")
@@ -85,6 +87,7 @@ class HostKernel:
 
     def is_ostree_booted(self) -> bool:
         """Whether the system was booted from an OSTree deployment."""
+        # ostree creates it early in each boot of a deployment.
         return self._root.resolve_path("/run/ostree-booted").exists()
 
     def _read_text(self, path: str) -> str:

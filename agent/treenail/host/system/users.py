@@ -46,6 +46,8 @@ class ShadowFile:
                 f"cannot set the password hash of {user}: it contains a colon or a newline"
             )
         with self._hold_lock():
+            # A new line has the usual values of login.defs(5): PASS_MIN_DAYS, PASS_MAX_DAYS and
+            # PASS_WARN_AGE.
             _, _, *rest = (self.read_line(user) or f"{user}:::0:99999:7:::").split(":")
             today = str(int(self._clock.now() // _DAY_S))
             self._write_line(user, ":".join([user, password_hash, today, *rest[1:]]))
@@ -100,6 +102,7 @@ class ShadowFile:
         deadline = self._clock.monotonic() + _LOCK_S
         while True:
             try:
+                # A record lock, as lckpwdf(3) takes one: it would not notice a lock of flock(2).
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if self._clock.monotonic() >= deadline:

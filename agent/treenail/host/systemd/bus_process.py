@@ -25,6 +25,7 @@ from treenail import errors
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
 _DESCRIPTOR = 3
+# From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 60.0
 """Time for an answer above the time limit of the call: connecting to the bus may take 25 s."""
@@ -210,9 +211,12 @@ def _receive_bytes(link: socket.socket, count: int) -> bytes:
 
 def main() -> None:
     """Answer requests until the agent closes the socket or ends."""
+    # systemd sends SIGTERM to every process in the control group of a unit (systemd.kill(5)).
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     agent, address = sys.argv[1:]
+    # The kernel sends no signal for a parent that has ended before this call (prctl(2)): compare
+    # the parent afterwards.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(agent):
         return

@@ -58,6 +58,8 @@ def make_argument(kind: str, value: object) -> object:
         command, values = cast("tuple[Sequence[str], Mapping[str, _Option]]", value)
         # systemd replaces $NAME and ${NAME} in arguments, and $$ by $: systemd.service(5).
         words = [word.replace("$", "$$") for word in command]
+        # The program, its arguments from argv[0] on, and whether a failure is ignored
+        # (org.freedesktop.systemd1(5)).
         start = GLib.Variant("a(sasb)", [(command[0], words, False)])
         return [("ExecStart", start), *_make_variants(values).items()]
     return value
@@ -97,6 +99,7 @@ class GioBus:
                 ) from error
             values = [make_argument(*argument) for argument in arguments]
             try:
+                # Without the argument pydbus waits without a limit.
                 reply: object = method(*values, timeout=timeout_s)
             except (TypeError, ValueError, OverflowError) as error:
                 # pydbus compares the arguments with the introspection data of the service.
@@ -159,6 +162,7 @@ class GioBus:
         connection = self._connect()
         key = (target.service, target.path)
         if key not in self._proxies:
+            # pydbus introspects the object here; its methods are those that the service reports.
             self._proxies[key] = Bus(connection.gio).get(*key, timeout=timeout_s)
         return self._proxies[key]
 
@@ -166,7 +170,10 @@ class GioBus:
         if self._connection is None or self._connection.gio.is_closed():
             self.close_connection()
             with _translate_errors("connect to the system bus", "", _CONNECT_S):
+                # Not Gio.bus_get_sync(): that would return the same connection after the bus has
+                # closed it.
                 address = self._address or Gio.dbus_address_get_for_bus_sync(Gio.BusType.SYSTEM)
+                # Only with this flag GDBus sends Hello, which a peer would reject.
                 flags = Gio.DBusConnectionFlags.MESSAGE_BUS_CONNECTION
                 self._connection = _BusConnection(address, flags, _CONNECT_S)
         return self._connection
@@ -180,6 +187,8 @@ class _GioSignals:
         self.target = target
         self._context = connection.context
         self._arrived: list[_Signal | None] = []
+        # GDBus delivers signals in the context that is the default of this thread when it
+        # subscribes.
         with _use_context(self._context):
             self._subscription = connection.gio.signal_subscribe(
                 target.service or None,
@@ -346,6 +355,7 @@ def _make_bus_error(
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.TIMED_OUT) and not remote:
         kind, text = errors.BusTimeoutError, f"no answer within {timeout_s:g} s"
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.CANCELLED) and not remote:
+        # The timer of `_BusConnection` has cancelled the handshake.
         kind, text = errors.BusTimeoutError, f"no connection within {timeout_s:g} s"
     remedy = _REMEDIES.get(remote, _OTHER_REMEDY)
     if error.matches(Gio.io_error_quark(), Gio.IOErrorEnum.INVALID_ARGUMENT) and not remote:

@@ -45,6 +45,9 @@ class SystemdJournal:
 
     def read_previous_boot_error(self, unit: str) -> str:
         """Return the first error that the unit logged in the previous boot; empty without any."""
+        # Only journald writes fields with an underscore (systemd.journal-fields(7)), so no other
+        # user can forge _UID. Without a persistent journal there is no previous boot
+        # (journald.conf(5)).
         options = ("--quiet", "--no-pager", "-b", "-1", "-o", "cat", "_UID=0", "-u", unit)
         try:
             output = self._programs.run_command(

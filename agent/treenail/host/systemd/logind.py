@@ -71,6 +71,8 @@ class Logind:
                 log.info("systemd does not support soft reboots; rebooting the whole machine")
             else:
                 return
+        # A reply means that the reboot is queued. Delay locks hold it for InhibitDelayMaxSec=, by
+        # default 5 s (logind.conf(5)).
         self._bus.call_method(_MANAGER, "Reboot", is_interactive, timeout_s=_CALL_S)
 
     def is_shutting_down(self) -> bool:

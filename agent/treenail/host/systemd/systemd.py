@@ -65,6 +65,7 @@ class Systemd:
 
     def read_userspace_start(self) -> float:
         """Return the start of user space in seconds since the epoch; 0 if systemd has none."""
+        # Microseconds of CLOCK_REALTIME (org.freedesktop.systemd1(5)).
         start = self._bus.read_properties(MANAGER, timeout_s=_CALL_S).get("UserspaceTimestamp")
         return start / 1e6 if isinstance(start, int) else 0.0
 
@@ -96,6 +97,7 @@ class Systemd:
 
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         """Return the current state of the units."""
+        # It also answers for units that are not loaded or do not exist.
         rows = self._bus.call_method(MANAGER, "ListUnitsByNames", list(names), timeout_s=_CALL_S)
         return tuple(_parse_unit(row) for row in rows) if isinstance(rows, list) else ()
 
@@ -120,6 +122,7 @@ class Systemd:
         self, method: str, verb: str, units: tuple[str, ...], *flags: bool
     ) -> None:
         try:
+            # Unlike systemctl(1) these methods do not reload systemd.
             self._bus.call_method(MANAGER, method, list(units), *flags, timeout_s=_CALL_S)
         except errors.BusError as error:
             raise _make_unit_error(error, verb, ", ".join(units)) from error
@@ -129,6 +132,7 @@ class Systemd:
         result = ""
         with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
             try:
+                # Subscribed before the call: a short job may end before the reply arrives.
                 job = self._bus.call_method(MANAGER, method, unit, "replace", timeout_s=_CALL_S)
             except errors.BusError as error:
                 raise _make_unit_error(error, verb, unit) from error
@@ -136,6 +140,7 @@ class Systemd:
             def is_over(signal: system_bus.BusSignal | None) -> bool:
                 nonlocal result
                 match signal:
+                    # The number of the job, its path, its unit and its result.
                     case system_bus.BusSignal("JobRemoved", (_, removed, _, str(job_result))) if (
                         removed == job
                     ):

@@ -193,6 +193,7 @@ class TransientUnits:
             # Read the state once a second too: systemd may restart, and the signal is lost.
             if signal is None:
                 on_tick()
+            # The values of JobRemoved are number, path, unit and result.
             elif signal.member != "JobRemoved" or signal.values[2] != unit:
                 return False
             run = self._read_run(unit, is_referenced=is_referenced)
@@ -210,9 +211,13 @@ class TransientUnits:
             job.argv,
             {
                 "Description": job.description,
+                # Its start job ends with the program (systemd.service(5)), and JobRemoved reports
+                # that.
                 "Type": "oneshot",
                 **lifetime,
+                # By default a unit of Type=oneshot has no time limit (systemd.service(5)).
                 "TimeoutStartUSec": int(job.timeout_s * _MICROSECONDS),
+                # By default it is the name of the program (systemd.exec(5)), which may be sh.
                 "SyslogIdentifier": job.unit.removesuffix(".service"),
             },
         )

@@ -14,6 +14,7 @@ from treenail.host.filesystem.atomic_files import HostFiles
 
 CONFIG_DIRECTORY = "/etc/systemd/system"
 RUNTIME_DIRECTORY = "/run/systemd/system"
+# The order of systemd.unit(5), without directories that only a running systemd fills.
 SEARCH_PATH = (
     CONFIG_DIRECTORY,
     RUNTIME_DIRECTORY,
@@ -143,6 +144,8 @@ class UnitFileReader:
             for name in self._files.list_directory(directory):
                 if name.endswith(".preset"):
                     paths.setdefault(name, f"{directory}/{name}")
+        # Preset files are read in the order of their names, in whichever directory they are
+        # (systemd.preset(5)).
         return unit_install.parse_preset(
             (self._read_text(paths[name]) for name in sorted(paths)), unit
         )
@@ -153,6 +156,7 @@ class UnitFileReader:
             return ""
         text = self._files.read_link(path)
         runtime = "-runtime" if path.startswith(RUNTIME_DIRECTORY) else ""
+        # An empty unit file masks as a link to /dev/null does (systemd.unit(5)).
         if text == _MASK or (text is None and self._files.read_file(path) == b""):
             return f"masked{runtime}"
         if text is not None and posixpath.basename(text) not in {
