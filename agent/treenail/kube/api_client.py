@@ -50,6 +50,7 @@ class PatchType(StrEnum):
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
     JSON = "application/json-patch+json"
+    # The API has no type for apply in JSON, but JSON is valid YAML.
     APPLY = "application/apply-patch+yaml"
 
 
@@ -93,6 +94,8 @@ class WatchStream:
             document = event.get("object")
             if not isinstance(document, dict):
                 raise errors.ClusterError(f"{self._operation}: the event has no object")
+            # The status line is long sent, so the API server reports an error as an event with a
+            # Status.
             if event.get("type") == "ERROR":
                 raise make_status_error(self._operation, document)
             yield WatchEvent(str(event.get("type")), document)
@@ -167,6 +170,8 @@ class Client:
         pages.
         """
         if is_paged:
+            # A continue token is valid for 5 to 15 minutes (ListOptions in meta/v1): etcd then
+            # compacts the versions that it reads.
             params = {"limit": str(self._page_size), **params}
         for _ in range(self._max_pages):
             operation, answer = self._exchange_request(
@@ -180,6 +185,7 @@ class Client:
             listed, metadata = page.get("items"), page.get("metadata")
             if not isinstance(metadata, dict):
                 raise errors.ClusterError(f"list {resource.plural}: the response has no metadata")
+            # Kubernetes 1.30 answers null for an empty list of metadata.
             items = tuple(listed) if isinstance(listed, list) else ()
             yield Listing(items, str(metadata.get("resourceVersion") or ""))
             if not metadata.get("continue"):
@@ -278,6 +284,7 @@ class Client:
     ) -> None:
         """Evict the pod (policy/v1); raise TooManyRequestsError while a budget forbids it."""
         body: Json = {
+            # Kubernetes has this version of the kind since 1.22.
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
@@ -308,6 +315,8 @@ class Client:
             resource.build_path(namespace=namespace),
             {
                 "watch": "true",
+                # About once a minute the API server sends its version, so that a watch of quiet
+                # objects can resume later (KEP-956).
                 "allowWatchBookmarks": "true",
                 "timeoutSeconds": str(duration_s),
                 **params,

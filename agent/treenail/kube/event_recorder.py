@@ -149,7 +149,8 @@ class EventRecorder:
                 errors.InvalidError,
                 errors.NotFoundError,
             ) as error:
-                # Another attempt cannot succeed.
+                # Another attempt cannot succeed. A namespace that is being deleted also answers
+                # with Forbidden.
                 log.warning(
                     "dropped event %s for %s: %s", event.reason, event.regarding.name, error
                 )
@@ -236,6 +237,8 @@ class EventRecorder:
 
     def _generate_name(self) -> str:
         """Return a name with the host and a time, unique even within one tick of the clock."""
+        # client-go names Events in the same way, with the name of the object
+        # (tools/record/event.go).
         self._last_stamp = max(self._last_stamp + 1, int(self._clock.now() * 1e9))
         return f"{self._name_prefix}.{self._last_stamp:x}"
 

@@ -102,6 +102,7 @@ def should_evict(pod: Pod, daemonsets: Collection[str]) -> bool:
     The rule is that of ``kubectl drain --ignore-daemonsets --force --delete-emptydir-data``: all
     pods except mirror pods and pods of an existing DaemonSet that have not finished.
     """
+    # An eviction would remove only the mirror pod; the kubelet would create it again.
     if pod.is_mirror:
         return False
     is_restarted = bool(pod.daemonset) and f"{pod.namespace}/{pod.daemonset}" in daemonsets
@@ -137,6 +138,7 @@ def classify_refusal(
     message = str(error).partition(": ")[2]
     if "webhook" in message:
         return Blocker(pod.key, BlockerReason.WEBHOOK, message, (), since)
+    # 429 has two causes: a budget, or an overloaded API server (API priority and fairness).
     if isinstance(error, errors.TooManyRequestsError) or len(budgets) > 1:
         # The eviction API rejects a pod with two budgets with status 500 (eviction.go).
         if budgets or "disruption budget" in message:
@@ -284,6 +286,7 @@ class NodeDrain:
         pod = pending.pod
         answer: errors.ClusterError | None = None
         try:
+            # By UID: a StatefulSet gives the next pod the same name.
             self._client.evict(pod.namespace, pod.name, uid=pod.uid)
         except errors.ClusterError as error:
             answer = error
@@ -324,6 +327,7 @@ class NodeDrain:
             case None:
                 self._evicted.append(pod.key)
             case errors.NotFoundError() | errors.ConflictError():
+                # A conflict is the precondition: another pod has the name now.
                 log.debug("pod %s is gone", pod.key)
             case errors.UnreachableError():
                 retry_s = _UNANSWERED_RETRY_S

@@ -184,7 +184,10 @@ class LeaderElector:
             "holderIdentity": self._config.identity,
             "leaseDurationSeconds": int(self._config.lease_duration_s),
             "acquireTime": before.get("acquireTime") if is_renewal else now,
+            # Other candidates do not read this time: they measure from when they observe the
+            # change.
             "renewTime": now,
+            # It counts the changes of the holder (LeaseSpec in coordination/v1).
             "leaseTransitions": changes if is_renewal or not before else changes + 1,
         }
 

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 # The kubelet sets it on the mirror pods of static pods and recreates those after a deletion.
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+# A field selector has no OR: ended is what is in none of the other phases.
 _ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 _DAEMONSET_LIFETIME_S = 30.0
 _WATCH_DURATION_S = 3.0
@@ -66,6 +67,7 @@ def parse_pod(document: api_client.Json) -> Pod:
         is_mirror=_MIRROR_ANNOTATION in resources.get_object(metadata, "annotations"),
         is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
         is_running=_is_running(status),
+        # The end of the grace period, not the time of the request (ObjectMeta in meta/v1).
         terminates_at=clocks.parse_rfc3339(metadata.get("deletionTimestamp")),
         grace_s=grace_s if isinstance(grace_s, int) else 0,
         finalizers=tuple(str(one) for one in _as_list(metadata.get("finalizers"))),
@@ -89,6 +91,7 @@ def _is_running(status: api_client.Json) -> bool:
 
 def _find_daemonset(metadata: api_client.Json) -> str:
     for owner in _as_objects(metadata.get("ownerReferences")):
+        # At most one owner is the controller (OwnerReference in meta/v1).
         if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
             return str(owner.get("name") or "")
     return ""
@@ -120,6 +123,7 @@ class NodePods:
     ) -> None:
         self._client = client
         self._node = node
+        # kube-apiserver has an index for this field (registry/core/pod/strategy.go).
         self._selector = f"spec.nodeName={node}"
         self._last_error: errors.ClusterError | None = None
         self._informer = informer.Informer(

@@ -106,6 +106,7 @@ def make_response_error(operation: str, reply: ApiResponse) -> errors.ClusterErr
         status = codec.parse_json(reply.body)
     except ValueError:
         status = {}
+    # A load balancer before the API server answers with a page of its own.
     if not isinstance(status, dict) or status.get("kind") != "Status":
         status = {}
     return make_status_error(
@@ -125,6 +126,7 @@ def make_status_error(
         return errors.TooManyRequestsError(
             message, retry_after_s=retry_after_s or _get_retry_after_s(status)
         )
+    # The code 409 is also that of a conflict of versions.
     if reason == "AlreadyExists":
         return errors.AlreadyExistsError(message)
     if code == 401:
@@ -152,6 +154,7 @@ def _format_message(status: Mapping[str, object]) -> str:
 
 def _get_retry_after_s(status: Mapping[str, object]) -> float:
     details = status.get("details")
+    # An event of a watch has no header; StatusDetails in meta/v1 has the same seconds.
     seconds = details.get("retryAfterSeconds") if isinstance(details, dict) else None
     if not isinstance(seconds, int):
         return 0.0

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+# A version is etcd's revision, and 64 bits have at most 20 digits.
 _MAX_DIGITS = 20
 
 

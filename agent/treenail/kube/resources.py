@@ -49,6 +49,7 @@ class Resource:
         if subresource and not name:
             raise ValueError(f"{self.plural}: the subresource {subresource!r} needs a name")
         for part in (name, namespace):
+            # kube-apiserver rejects these, too: IsValidPathSegmentName() in apimachinery.
             if part in {".", ".."}:
                 raise ValueError(f"{self.plural}: {part!r} is not a name")
 

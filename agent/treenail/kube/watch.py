@@ -223,6 +223,7 @@ class ResourceWatch:
         if str(error) != self._last_error:
             self._last_error = str(error)
             self._on_lost(error)
+        # A missing CustomResourceDefinition gives 404, a missing role 403.
         withheld = (
             self._optional_backoff
             if isinstance(error, errors.NotFoundError | errors.ForbiddenError)
@@ -238,6 +239,7 @@ class ResourceWatch:
     def _list_objects(self) -> None:
         began = self._clock.monotonic()
         try:
+            # Without a resourceVersion the API server lists the newest state, never an older one.
             version, listed = self._report_pages(is_paged=True)
         except errors.GoneError:
             # The continue token expired. As in client-go's pager, the next list has no pages.
@@ -394,6 +396,7 @@ class ResourceWatch:
             self._on_connected()
 
     def _handle_event(self, event: api_client.WatchEvent) -> None:
+        # Also for an object that the selectors no longer match.
         if event.type == "DELETED":
             key = format_key(event.object)
             if self._reported.pop(key, None) is not None:
@@ -401,6 +404,7 @@ class ResourceWatch:
         elif event.type in {"ADDED", "MODIFIED"}:
             self._report_object(event.object)
         self._resource_version = str(
+            # A BOOKMARK has nothing but its kind and this version.
             resources.get_object(event.object, "metadata").get("resourceVersion")
             or self._resource_version
         )

@@ -22,6 +22,7 @@ SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 45_000),
+    # Nagle's algorithm would hold the end of a request until the server acknowledges the rest.
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 # A TLS record has at most 16 KiB of data (RFC 8446, 5.1), and OpenSSL reads one at a time.
@@ -155,6 +156,7 @@ def _shut_down_socket(connected: socket.socket) -> None:
 MAX_HEAD_BYTES = 65536
 _MAX_DIGITS = 18
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
+# RFC 9112, 6.3.
 _NO_BODY = frozenset({204, 304})
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [^\r\n]*)?(?=\r\n|\Z)")
 # Only the headers that clients of the API server need; a response has a dozen others.
@@ -194,6 +196,7 @@ class HttpResponse:
         self.status, self.headers, self._is_http_1_0 = head
         self._is_complete = self.status in _NO_BODY
         self._is_chunked = self._get_is_chunked()
+        # Transfer-Encoding overrides Content-Length (RFC 9112, 6.3).
         self._length = None if self._is_chunked else self._parse_length()
 
     @property
@@ -223,6 +226,7 @@ class HttpResponse:
 
     def _iter_chunks(self) -> Iterator[bytes]:
         while True:
+            # Extensions of a chunk follow a semicolon and are ignored (RFC 9112, 7.1.1).
             size = self._read_line().partition(b";")[0].strip()
             if not size or size.strip(_HEX_DIGITS) or len(size) > _MAX_DIGITS:
                 raise MalformedResponseError("the size of a chunk is not a number")

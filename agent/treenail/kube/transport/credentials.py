@@ -85,6 +85,8 @@ class _ReloadedValue(Generic[T]):
 
     def _stat_file(self, name: str, path: Path) -> tuple[int, int, int]:
         try:
+            # Links are followed: the kubelet replaces files of a projected volume by a new link
+            # ..data.
             status = path.stat()
         except OSError as error:
             raise _make_error(self._config, name, error.strerror or "read error") from error
@@ -95,7 +97,9 @@ class _ReloadedValue(Generic[T]):
 
 def _make_tls_context(config: ApiServerConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # The default of kube-apiserver (--tls-min-version).
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # kube-apiserver also offers h2, which this client does not speak.
     context.set_alpn_protocols(["http/1.1"])
     if not config.should_verify_tls:
         context.check_hostname = False

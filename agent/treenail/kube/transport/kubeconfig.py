@@ -139,6 +139,7 @@ def read_service_account(
             remedy="set automountServiceAccountToken: true, or pass --kubeconfig FILE",
         ) from error
     return ApiServerConfig(
+        # The kubelet sets a bare address, also of IPv6.
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         ca=f"{folder}/ca.crt",
         token_file=f"{folder}/token",
@@ -349,6 +350,7 @@ def _parse_pem(table: _KubeconfigSection, key: str) -> str | bytes:
     if not encoded:
         return _resolve_path(table.get_text(key), table.folder)
     try:
+        # base64(1) wraps its output after 76 characters.
         decoded = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError):
         raise table.make_error(

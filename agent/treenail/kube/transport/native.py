@@ -350,6 +350,7 @@ class _HttpProtocol:
             return body
         unzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
+            # Stop above the limit: a small body can decompress to gigabytes.
             plain = unzip.decompress(body, self._max_bytes + 1)
         except zlib.error as error:
             raise MalformedResponseError("the response is not gzip") from error

@@ -125,6 +125,7 @@ class OfficialTransport:
             "Accept": request.accept,
             "Accept-Encoding": "gzip" if gzip else "identity",
         }
+        # This calls the hook of the package that renews the tokens of credential plugins.
         for setting in self._api.configuration.auth_settings().values():
             headers[setting["key"]] = setting["value"]
         if request.body:
@@ -135,6 +136,7 @@ class OfficialTransport:
             body=request.body or None,
             headers=headers,
             timeout=urllib3.Timeout(connect=self._connect_s, read=read_s),
+            # By default urllib3 repeats requests and follows redirects.
             retries=False,
             preload_content=False,
         )
@@ -212,6 +214,7 @@ class OfficialStream:
                 self._request, error, self._duration_s
             ) from error
         self._response = response
+        # urllib3 cannot interrupt a read. Shutting a duplicate down ends the connection of both.
         self._socket = socket.socket(fileno=socket.dup(response.fileno()))
         if self._closed:
             self.close()
