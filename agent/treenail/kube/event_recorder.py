@@ -1,4 +1,4 @@
-"""Records Kubernetes Events with client-go's aggregation and without blocking the caller."""
+"""Record Kubernetes Events with client-go's aggregation and without blocking the caller."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Drains a node: chooses pods, evicts them, and reports the pods that block the drain."""
+"""Drain a node: choose pods, evict them, and report the pods that block the drain."""
 
 import logging
 import queue

@@ -54,8 +54,8 @@ class HealthChecker:
         self._settings = settings
         self._clock = clock
         self._send_heartbeat = send_heartbeat
-        self._trial_clock = health.TrialClock(settings)
-        self._origin_clock = health.TrialClock(settings)
+        self._trial_history = health.TrialClock(settings)
+        self._origin_history = health.TrialClock(settings)
         self._trial: tuple[str, float] | None = None
         self._states: dict[str, bool | None] = {}
         self._passed: set[str] = set()
@@ -92,7 +92,7 @@ class HealthChecker:
                 min(self._settings.check_s, max(left_s, _MIN_CHECK_S))
             )
         self._log_changes(results)
-        return self._trial_clock.observe(results, boot_trial, self._clock.monotonic())
+        return self._trial_history.observe(results, boot_trial, self._clock.monotonic())
 
     def take_baseline(self, boot_id: str) -> BootTrial:
         """Run every check before the reboot; return a new trial with the results."""
@@ -106,7 +106,9 @@ class HealthChecker:
 
     def check_origin(self, name: str, boot_id: str) -> health.OriginCheck:
         """Run the cluster check that failed a target, on the deployment after the rollback."""
-        results = self._origin_clock.add_ages(self._check_cluster(boot_id), self._clock.monotonic())
+        results = self._origin_history.add_ages(
+            self._check_cluster(boot_id), self._clock.monotonic()
+        )
         check = next((result for result in results if result.name == name), None)
         limits = self._settings
         return (

@@ -1,4 +1,4 @@
-"""Collects what a pre-flight check needs of the machine and the registry.
+"""Collect what a pre-flight check needs of the machine and the registry.
 
 That includes other update agents of the machine: Zincati, and the timers of rpm-ostree and bootc.
 """

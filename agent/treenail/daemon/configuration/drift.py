@@ -1,4 +1,4 @@
-"""Detects drift from the config, path by path, within seconds of a change."""
+"""Detect drift from the config, path by path, within seconds of a change."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping

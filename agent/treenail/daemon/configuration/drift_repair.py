@@ -1,4 +1,4 @@
-"""Finds and repairs drift from the current config between updates.
+"""Find and repair drift from the current config between updates.
 
 `DriftMonitor` compares the paths that changed at once, and everything from time to time.
 """

@@ -1,4 +1,4 @@
-"""Reads what the image of a deployment has at the paths of a config."""
+"""Read what the image of a deployment has at the paths of a config."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING

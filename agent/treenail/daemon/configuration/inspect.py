@@ -1,4 +1,4 @@
-"""Inspects the machine for a plan, and reads the record of what the config owns."""
+"""Inspect the machine for a plan, and read the record of what the config owns."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Plans the files, units and users of this machine, and applies all steps of a plan or none.
+"""Plan the files, units and users of this machine, and apply all steps of a plan or none.
 
 That holds across a power cut.
 """

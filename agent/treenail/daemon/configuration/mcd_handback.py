@@ -1,4 +1,4 @@
-"""Hands a node back to the Machine Config Daemon: writes all of its state files or none."""
+"""Hand a node back to the Machine Config Daemon: write all of its state files or none."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs each step through the host adapters, after writing its inverse to the undo log."""
+"""Run each step through the host adapters, after writing its inverse to the undo log."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Runs the action that a decision names; nothing is decided here.
+"""Run the action that a decision names; nothing is decided here.
 
 The ledger records each phase before the first step of that phase. An agent killed at any
 instruction therefore restarts in a phase from which the next decision continues.

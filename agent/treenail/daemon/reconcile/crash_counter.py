@@ -1,4 +1,4 @@
-"""Counts the agent's crashes with a target, and rolls back a target whose agent keeps crashing.
+"""Count the agent's crashes with a target, and roll back a target whose agent keeps crashing.
 
 It counts in a boot trial, and from the first written file on: a file may make the agent crash.
 

@@ -1,4 +1,4 @@
-"""Collects the facts that a decision reads from the node and the API server."""
+"""Collect the facts that a decision reads from the node and the API server."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Plans the steps of an update from the configs and the machine."""
+"""Plan the steps of an update from the configs and the machine."""
 
 import logging
 from collections.abc import Sequence

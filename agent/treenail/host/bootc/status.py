@@ -1,4 +1,4 @@
-"""Parses ``bootc status --json --format-version=1`` into deployments.
+"""Parse ``bootc status --json --format-version=1`` into deployments.
 
 https://bootc.dev/bootc/host-v1.schema.json
 """

@@ -27,7 +27,7 @@ RESERVATION_SIZE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class FileSystemSpace:
+class FileSystemStatus:
     """Space of a file system; ``files`` is 0 if it has no limit of inodes."""
 
     device: int
@@ -40,7 +40,7 @@ class FileSystemSpace:
 
 def read_file_system(
     root: Root, path: str, *, mountinfo: Path = MOUNTINFO
-) -> FileSystemSpace | None:
+) -> FileSystemStatus | None:
     """Read the space of the file system at ``path``; None if the path does not exist.
 
     Raises `FileError`.
@@ -55,7 +55,7 @@ def read_file_system(
         return None
     except OSError as error:
         raise FileError(f"{error.strerror}") from error
-    return FileSystemSpace(
+    return FileSystemStatus(
         device=device,
         free_bytes=usage.free_bytes,
         size_bytes=usage.size_bytes,

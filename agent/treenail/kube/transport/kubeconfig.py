@@ -1,4 +1,4 @@
-"""Reads the API server and the identity from a kubeconfig or a service account.
+"""Read the API server and the identity from a kubeconfig or a service account.
 
 Nothing here connects. Certificates and tokens in files stay paths, because the kubelet replaces the
 files at run time; ``treenail.kube.transport.credentials`` reloads them.
