@@ -47,7 +47,7 @@ def estimate_build(
         return BuildEstimate(max(round(measured_s), 1), "as the last build")
     if not containerfiles:
         return BuildEstimate(LAYER_S, "one layer")
-    count = sum(len(_RUN.findall(each)) for each in containerfiles)
+    count = sum(len(_RUN.findall(text)) for text in containerfiles)
     size = _USUAL_BASE if base_size is None else base_size
     seconds = _START_S + count * RUN_S + 2 * size // _BYTES_PER_S
     origin = "assumed" if base_size is None else "found"
@@ -110,25 +110,25 @@ class PlanFacts:
 
 
 def plan_install(
-    found: install_manifests.InstallManifests, facts: PlanFacts, clock: clocks.Clock
+    manifests: install_manifests.InstallManifests, facts: PlanFacts, clock: clocks.Clock
 ) -> list[PoolInstallPlan]:
     """Plan all pools: the control plane first, then by name."""
-    owners = {each.pool: each for each in found.image_configs.values()}
+    owners = {config.pool: config for config in manifests.image_configs.values()}
     names = sorted(
-        {*found.pools, *owners}, key=lambda name: (name != machineconfigpool.MASTER, name)
+        {*manifests.pools, *owners}, key=lambda name: (name != machineconfigpool.MASTER, name)
     )
-    return [_plan_pool(found, name, owners.get(name), facts, clock) for name in names]
+    return [_plan_pool(manifests, name, owners.get(name), facts, clock) for name in names]
 
 
 def _plan_pool(
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     name: str,
     config: machineosconfig.MachineOSConfig | None,
     facts: PlanFacts,
     clock: clocks.Clock,
 ) -> PoolInstallPlan:
-    settings = found.settings or image_mode.ImageMode()
-    pool, problems, notes = _render_pool(found, name)
+    settings = manifests.settings or image_mode.ImageMode()
+    pool, problems, notes = _render_pool(manifests, name)
     plan = PoolInstallPlan(
         name,
         rendered=pool.rendered.name if pool else "",
@@ -150,11 +150,11 @@ def _plan_pool(
             else "the new control plane",
         )
         if pool is not None and plan.base_image:
-            plan, layer = _plan_build(plan, found, pool, config, facts, clock)
+            plan, layer = _plan_build(plan, manifests, pool, config, facts, clock)
         elif texts := [
-            each.content
-            for each in config.containerfiles[:1]
-            if containerfile.parse_containerfile(each.content).instructions
+            file.content
+            for file in config.containerfiles[:1]
+            if containerfile.parse_containerfile(file.content).instructions
         ]:
             measured = facts.measured_s.get(name)
             estimate = estimate_build(texts, base_size=None, measured_s=measured)
@@ -171,18 +171,18 @@ def _plan_pool(
 
 
 def _render_pool(
-    found: install_manifests.InstallManifests, name: str
+    manifests: install_manifests.InstallManifests, name: str
 ) -> tuple[install_manifests.RenderedPool | None, tuple[str, ...], tuple[str, ...]]:
     """Return the rendered pool, problems and notes."""
-    pool = found.pools.get(name)
+    pool = manifests.pools.get(name)
     selector = pool.machine_config_selector if pool else None
     if pool is None or selector is None:
         return None, (), ("no manifest has the pool: the installer adds it",)
-    if not any(selector.matches(each.metadata.labels) for each in found.configs.values()):
+    if not any(selector.matches(config.metadata.labels) for config in manifests.configs.values()):
         return None, (), ("no manifest has a MachineConfig of the pool: the installer adds them",)
     try:
         (rendered,) = install_manifests.render_install_pools(
-            dataclasses.replace(found, pools={name: pool})
+            dataclasses.replace(manifests, pools={name: pool})
         )
     except errors.ConfigError as error:
         return None, (f"{error}; {error.remedy}" if error.remedy else str(error),), ()
@@ -194,7 +194,7 @@ def _render_pool(
 
 def _plan_build(
     plan: PoolInstallPlan,
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     pool: install_manifests.RenderedPool,
     config: machineosconfig.MachineOSConfig,
     facts: PlanFacts,
@@ -202,7 +202,7 @@ def _plan_build(
 ) -> tuple[PoolInstallPlan, config_layer.ConfigLayer | None]:
     architecture = facts.architectures.get(plan.name, manifest_checks.DEFAULT_ARCHITECTURE)
     inputs = pool_image.make_build_inputs(
-        found, (pool,), plan.name, namespace=image_mode.NAMESPACE, architecture=architecture
+        manifests, (pool,), plan.name, namespace=image_mode.NAMESPACE, architecture=architecture
     )
     planner = build_planner.Planner(
         cluster_reader.ClusterReader(inputs.objects, clock, namespace=image_mode.NAMESPACE)
@@ -216,8 +216,8 @@ def _plan_build(
         return _add_problem(plan, error.problem.message), None
     except errors.TreenailError as error:
         return _add_problem(plan, f"{error}; {error.remedy}" if error.remedy else str(error)), None
-    for each in layer.problems:
-        plan = _add_problem(plan, f"{each.path}: {each.why}")
+    for problem in layer.problems:
+        plan = _add_problem(plan, f"{problem.path}: {problem.why}")
     return _add_build(plan, build, facts), layer
 
 
@@ -231,7 +231,7 @@ def _add_build(
         base_image=base,
         content_key=build.wanted.content_key,
         estimate=estimate_build(
-            [each.containerfile for each in build.systems if each.wanted.needs_job],
+            [system.containerfile for system in build.systems if system.wanted.needs_job],
             base_size=facts.base_sizes.get(base),
             measured_s=facts.measured_s.get(plan.name),
         ),

@@ -57,20 +57,20 @@ class BootstrapSource:
     def set_pools(self, pools: Iterable[machineconfigpool.MachineConfigPool]) -> None:
         """Set the pools of the manifests, and stop to serve those of earlier manifests."""
         with self._lock:
-            self._pools = {each.name: each for each in pools}
+            self._pools = {pool.name: pool for pool in pools}
             self._inputs = None
 
     def serve(self, inputs: Iterable[ServedInputs]) -> None:
         """Serve these pools from now on."""
         with self._lock:
-            self._inputs = {each.pool.name: each for each in inputs}
+            self._inputs = {served.pool.name: served for served in inputs}
 
     def read_inputs(self, pool: str) -> ServedInputs:
         """Return the inputs; raise `PoolMissingError` or `SourceUnreadyError`."""
         with self._lock:
             pools, inputs = self._pools, self._inputs
-        if inputs is not None and (found := inputs.get(pool)) is not None:
-            return found
+        if inputs is not None and (served := inputs.get(pool)) is not None:
+            return served
         if pools is not None and pool not in pools:
             raise PoolMissingError(f"no MachineConfigPool has the name {pool}")
         if pool not in SERVED_POOLS:
@@ -119,14 +119,14 @@ def make_served_inputs(
     of a cluster have no node before them. Raises `SourceError`.
     """
     config = PackedConfig.from_json(rendered.rendered.config.to_json())
-    found = None if controller_config is None else _read_controller_config(controller_config)
+    observed = None if controller_config is None else _read_controller_config(controller_config)
     reason = "the installation built it" if image else "the installation builds no image"
     selected = SelectedImage(image, reason, image or config.os_image_url)
-    files = [(each.path, each.contents.source) for each in appended]
+    files = [(file.path, file.contents.source) for file in appended]
     versions = (
         config.name,
         config.version,
-        "" if found is None else found.version,
+        "" if observed is None else observed.version,
         image,
         image_annotation,
         image_steps.compute_digest(files),
@@ -134,7 +134,7 @@ def make_served_inputs(
     return ServedInputs(
         rendered.pool,
         config,
-        None if found is None else found.contents,
+        None if observed is None else observed.contents,
         selected,
         versions,
         image_annotation,
@@ -158,10 +158,12 @@ def choose_controller_config(names: Collection[str], preferred: str) -> str:
 
 
 def _read_controller_config(document: decode.Json) -> ObservedControllerConfig:
-    found = ObservedControllerConfig.from_json(document)
-    if found.contents is None:
-        raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
-    return found
+    observed = ObservedControllerConfig.from_json(document)
+    if observed.contents is None:
+        raise SourceError(
+            f"cannot read ControllerConfig {observed.metadata.name}: {observed.problem}"
+        )
+    return observed
 
 
 log = logging.getLogger(__name__)
@@ -311,8 +313,8 @@ class BootstrapStage:
             )
             publisher.set_pools(
                 {
-                    each.pool.name: install_steps.InstalledPool(each.rendered.name)
-                    for each in self._rendered
+                    pool.pool.name: install_steps.InstalledPool(pool.rendered.name)
+                    for pool in self._rendered
                 }
             )
             images = self._provide_images(runner, store)
@@ -338,9 +340,9 @@ class BootstrapStage:
         seconds = self._settings.build_s + self._settings.push_s
         limit = install_steps.StepLimit(seconds, "--build-timeout and --push-timeout")
         images = []
-        for each in self._rendered:
-            if each.pool.name in SERVED_POOLS and (provider := store.find_provider(each)):
-                step = image_steps.ImageStep(each, provider, limit)
+        for pool in self._rendered:
+            if pool.pool.name in SERVED_POOLS and (provider := store.find_provider(pool)):
+                step = image_steps.ImageStep(pool, provider, limit)
                 runner.run_step(step)
                 images.append(step.image)
         return images
@@ -352,31 +354,31 @@ class BootstrapStage:
         images: Sequence[image_steps.PoolImage],
         appended: tuple[IgnitionFile, ...],
     ) -> None:
-        names = [each.name for each in manifests.list_kind(CONTROLLER_CONFIG_KIND)]
+        names = [manifest.name for manifest in manifests.list_kind(CONTROLLER_CONFIG_KIND)]
         name = choose_controller_config(names, controllerconfig.NAME)
-        found = manifests.find(CONTROLLER_CONFIG_KIND, name)
-        image_of = {each.pool: each.image for each in images}
+        controller_config = manifests.find(CONTROLLER_CONFIG_KIND, name)
+        image_of = {image.pool: image.image for image in images}
         source.serve(
             make_served_inputs(
-                each,
-                None if found is None else found.document,
-                image_of.get(each.pool.name, ""),
+                pool,
+                None if controller_config is None else controller_config.document,
+                image_of.get(pool.pool.name, ""),
                 appended,
                 image_annotation=self._settings.image_annotation,
             )
-            for each in self._rendered
-            if each.pool.name in SERVED_POOLS
+            for pool in self._rendered
+            if pool.pool.name in SERVED_POOLS
         )
 
     def _describe_pools(
         self, images: Sequence[image_steps.PoolImage]
     ) -> Mapping[str, install_steps.InstalledPool]:
-        image_of = {each.pool: each.image for each in images}
+        image_of = {image.pool: image.image for image in images}
         return {
-            each.pool.name: install_steps.InstalledPool(
-                each.rendered.name, image_of.get(each.pool.name, "")
+            pool.pool.name: install_steps.InstalledPool(
+                pool.rendered.name, image_of.get(pool.pool.name, "")
             )
-            for each in self._rendered
+            for pool in self._rendered
         }
 
     def _hand_over(
@@ -389,7 +391,7 @@ class BootstrapStage:
         settings, connect = self._settings, self._services.connect()
         first_boot = install_steps.StepLimit(settings.first_boot_s, "--first-boot-timeout")
         handover = install_steps.StepLimit(settings.handover_s, "--handover-deadline")
-        built = [each for each in images if each.push_spec]
+        built = [image for image in images if image.push_spec]
         registry = store.make_handover(built).registry if built else ""
         runner.run_step(
             cluster_steps.FirstBootStep(

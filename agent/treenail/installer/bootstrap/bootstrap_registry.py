@@ -97,9 +97,13 @@ def _compute_bcrypt(password: str) -> str:
             continue
         crypt.restype = ctypes.c_char_p
         crypt.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-        found: bytes | None = crypt(password.encode(), f"$2b$04${salt}".encode())
-        if found and found.startswith(b"$2b$") and len(found) == _HASH_LENGTH:
-            return found.decode("ascii")
+        password_hash: bytes | None = crypt(password.encode(), f"$2b$04${salt}".encode())
+        if (
+            password_hash
+            and password_hash.startswith(b"$2b$")
+            and len(password_hash) == _HASH_LENGTH
+        ):
+            return password_hash.decode("ascii")
     raise errors.HostError(
         "cannot make the logins of the bootstrap registry: crypt(3) of this host has no bcrypt",
         remedy="run: apt-get install libcrypt1, or: dnf install libxcrypt; or set registry.type to "
@@ -282,7 +286,7 @@ class BootstrapRegistry:
         for name, login in (("pull", self._logins.pull), ("push", self._logins.push)):
             text = format_htpasswd(login)
             self._files.write(self._secrets / f"{name}.htpasswd", text.encode())
-        for path in (self.storage, *(each.parent for each in self._logs.values())):
+        for path in (self.storage, *(log_file.parent for log_file in self._logs.values())):
             self._files.make_directory(path)
         self._processes = self._make_process(program, "pull"), self._make_process(program, "push")
 
@@ -427,8 +431,8 @@ def _reserve_port(host: str, port: int) -> int:
     has_both = is_wildcard and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both or ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port), family=family, dualstack_ipv6=has_both) as found:
-            return int(found.getsockname()[1])
+        with socket.create_server((host, port), family=family, dualstack_ipv6=has_both) as listener:
+            return int(listener.getsockname()[1])
     except OSError as error:
         shown = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:

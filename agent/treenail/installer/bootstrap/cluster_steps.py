@@ -139,7 +139,7 @@ class HandoverStep:
     ) -> None:
         """``export_images`` saves the images when the limit passes, and says where."""
         self._connect = connect
-        self._images = {each.pool: each.digest for each in images}
+        self._images = {image.pool: image.digest for image in images}
         self._export_images = export_images
         self.limit = limit
 
@@ -206,10 +206,12 @@ def describe_missing_handover(client: api_client.Client, images: Mapping[str, st
     except errors.NotFoundError:
         return _describe_conditions(client, images)
     try:
-        found = handover_objects.read_result_configmap(document)
+        result = handover_objects.read_result_configmap(document)
     except errors.ConfigError as error:
         return f"cannot read the result of the hand-over: {error}"
-    missing = [pool for pool, digest in (images or {}).items() if found.digests.get(pool) != digest]
+    missing = [
+        pool for pool, digest in (images or {}).items() if result.digests.get(pool) != digest
+    ]
     return f"waiting for the image of pool {', '.join(sorted(missing))}" if missing else ""
 
 
@@ -217,7 +219,7 @@ def _describe_conditions(client: api_client.Client, images: Mapping[str, str] | 
     """Return what the controller says about images that are not handed over."""
     try:
         listed = client.list(resources.MACHINEOSCONFIGS).items
-        texts = [text for each in listed if (text := _read_condition(each, images))]
+        texts = [text for document in listed if (text := _read_condition(document, images))]
     except (errors.NotFoundError, errors.ConfigError) as error:
         return f"waiting for controller install: {error}"
     return "; ".join(texts) or "waiting for controller install, which has not reported yet"
@@ -229,9 +231,9 @@ def _read_condition(document: decode.Json, pools: Mapping[str, str] | None) -> s
     pool = fields.get_object("spec").get_object("machineConfigPool").get_text("name")
     if pools is not None and pool not in pools:
         return ""
-    for each in fields.get_object("status").iter_objects("conditions"):
-        if each.get_text("type") == HANDED_OVER:
-            return f"pool {pool}: {each.get_text('message') or each.get_text('reason')}"
+    for condition in fields.get_object("status").iter_objects("conditions"):
+        if condition.get_text("type") == HANDED_OVER:
+            return f"pool {pool}: {condition.get_text('message') or condition.get_text('reason')}"
     return ""
 
 
@@ -313,9 +315,9 @@ def read_registry(client: api_client.Client) -> str:
 
 def _read_nodes(documents: Iterable[decode.Json]) -> list[handover_objects.RegistryNode]:
     nodes = []
-    for each in documents:
+    for document in documents:
         try:
-            nodes.append(handover_objects.RegistryNode.from_json(each))
+            nodes.append(handover_objects.RegistryNode.from_json(document))
         except errors.ConfigError as error:
             # An API server accepts any annotation and any label, but no such Node.
             log.warning("ignored a Node: %s", error)

@@ -43,26 +43,26 @@ class HostChecker:
         ``base_size`` are the compressed bytes of the largest base image; 0 if unknown.
         """
         has_registry = settings.registry is image_mode.RegistryType.BOOTSTRAP
-        found = [*self._check_programs(plans, has_registry=has_registry)]
+        problems = [*self._check_programs(plans, has_registry=has_registry)]
         place = _find_existing(directory.registry)
         if has_registry:
             try:
                 registry_process.check_storage(place, registry_process.DEFAULT_LIMIT)
             except errors.TreenailError as error:
-                found.append(f"{error}; {error.remedy}")
-        if any(each.source is install_plan.InstallImageSource.BUILD for each in plans):
-            found += self._check_build_space(place, base_size)
+                problems.append(f"{error}; {error.remedy}")
+        if any(plan.source is install_plan.InstallImageSource.BUILD for plan in plans):
+            problems += self._check_build_space(place, base_size)
         ports = self.ports if has_registry else self.ports[:1]
-        found += [text for port in ports if (text := _check_port(port))]
-        return [*found, *self._check_clock(directory)]
+        problems += [text for port in ports if (text := _check_port(port))]
+        return [*problems, *self._check_clock(directory)]
 
     def _check_programs(
         self, plans: Sequence[install_plan.PoolInstallPlan], *, has_registry: bool
     ) -> list[str]:
-        found = []
-        needs_build = any(each.source is install_plan.InstallImageSource.BUILD for each in plans)
+        problems = []
+        needs_build = any(plan.source is install_plan.InstallImageSource.BUILD for plan in plans)
         if needs_build and self.find_program("buildah") is None:
-            found.append(
+            problems.append(
                 "cannot build: buildah is not installed; run: apt-get install buildah, or: dnf "
                 "install buildah"
             )
@@ -70,8 +70,8 @@ class HostChecker:
             try:
                 registry_process.find_registry_program(self.find_program)
             except errors.TreenailError as error:
-                found.append(f"{error}; {error.remedy}")
-        return found
+                problems.append(f"{error}; {error.remedy}")
+        return problems
 
     def check_architectures(self, wanted: dict[str, str]) -> list[str]:
         """Return why this host cannot build for the architectures of pools."""
@@ -85,10 +85,10 @@ class HostChecker:
 
     def _check_build_space(self, place: Path, base_size: int) -> list[str]:
         needed = max(base_size, 1_000_000_000) * _UNPACKED
-        found = read_disk_space(place)
-        if found is None:
+        space = read_disk_space(place)
+        if space is None:
             return [f"cannot read the free space of {place}; check it: df -h '{place}'"]
-        free = found.free_bytes
+        free = space.free_bytes
         if free >= needed:
             return []
         text = (
@@ -101,16 +101,16 @@ class HostChecker:
         """Compare the clock with the manifests: they were written before now."""
         now = self.clock.now()
         try:
-            times = [each.stat().st_mtime for each in directory.manifests.iterdir()]
+            times = [path.stat().st_mtime for path in directory.manifests.iterdir()]
         except OSError:
             return []
         newest = max(times, default=0.0)
         if newest <= now + _SKEW_S:
             return []
         text = (
-            f"the clock of this host is wrong: it is {clocks.format_rfc3339(now)}, and a manifest is from "
-            f"{clocks.format_rfc3339(newest)}; machines would refuse the certificates; set the clock: "
-            "timedatectl set-ntp true, or chronyc makestep"
+            f"the clock of this host is wrong: it is {clocks.format_rfc3339(now)}, and a manifest "
+            f"is from {clocks.format_rfc3339(newest)}; machines would refuse the certificates; "
+            "set the clock: timedatectl set-ntp true, or chronyc makestep"
         )
         return [text]
 

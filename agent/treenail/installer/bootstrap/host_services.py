@@ -152,8 +152,8 @@ class RegistryPulls:
                 if not complete:
                     return
                 self._offset += len(complete)
-                found = (match.group(1) for match in _PULL.finditer(complete))
-                self.addresses.update(each.decode("ascii", "replace") for each in found)
+                addresses = (match.group(1) for match in _PULL.finditer(complete))
+                self.addresses.update(address.decode("ascii", "replace") for address in addresses)
 
 
 class MachineContacts:
@@ -254,7 +254,7 @@ class HostServices:
         paths = [server.certificate, server.ca_certificate, private.ca_certificate]
         server_certificates.check_host_clock(
             self._files,
-            [each for each in paths if each is not None],
+            [path for path in paths if path is not None],
             self._read_kubeconfig_certificates(),
             self._clock.now(),
         )
@@ -307,11 +307,11 @@ class HostServices:
     def _read_kubeconfig_certificates(self) -> dict[str, bytes]:
         """Return the certificates in the kubeconfig; none while it cannot be read."""
         with suppress(errors.UsageError):
-            found = read_kubeconfig(self._kubeconfig)
-            pairs = {"CA": found.ca, "client certificate": found.certificate}
+            kubeconfig = read_kubeconfig(self._kubeconfig)
+            pairs = {"CA": kubeconfig.ca, "client certificate": kubeconfig.certificate}
             return {
-                f"{name} of {self._kubeconfig}": each
-                for name, each in pairs.items()
-                if isinstance(each, bytes)
+                f"{name} of {self._kubeconfig}": certificate
+                for name, certificate in pairs.items()
+                if isinstance(certificate, bytes)
             }
         return {}

@@ -38,15 +38,15 @@ def list_rendered_files(
 ) -> dict[Path, tuple[bytes, int]]:
     """Return content and mode of all files in the order of writing: pools last. Pure."""
     files = {
-        directory.machine_configs / f"{each.rendered.name}.yaml": (
-            _dump(each.rendered.config.to_json()),
+        directory.machine_configs / f"{pool.rendered.name}.yaml": (
+            _dump(pool.rendered.config.to_json()),
             _SECRET,
         )
-        for each in pools
+        for pool in pools
     }
-    for each in manifests.list_kind(CONTROLLER_CONFIG_KIND):
-        path = directory.controller_config / f"{each.name}.yaml"
-        files[path] = _dump(each.document), _SECRET
+    for manifest in manifests.list_kind(CONTROLLER_CONFIG_KIND):
+        path = directory.controller_config / f"{manifest.name}.yaml"
+        files[path] = _dump(manifest.document), _SECRET
     for pool in pools:
         path = directory.machine_pools / f"{pool.pool.name}.yaml"
         files[path] = _dump(pool.document), _READABLE
@@ -75,12 +75,12 @@ class RenderStep:
 
     def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of each object that a rendered config depends on."""
-        found = {
-            f"{each.title} in {each.file}": compute_digest(each.document)
-            for each in self._manifests.objects.values()
-            if each.kind in _RENDERED_KINDS
+        digests = {
+            f"{manifest.title} in {manifest.file}": compute_digest(manifest.document)
+            for manifest in self._manifests.objects.values()
+            if manifest.kind in _RENDERED_KINDS
         }
-        return {**found, "treenail": __version__}
+        return {**digests, "treenail": __version__}
 
     def resume(self, result: install_steps.StepResult) -> bool:
         """Render in memory; return whether the files of the earlier process are equal."""
@@ -120,7 +120,7 @@ def compute_digest(document: object) -> str:
 
 
 def _list_names(pools: tuple[install_manifests.RenderedPool, ...]) -> Mapping[str, str]:
-    return {each.pool.name: each.rendered.name for each in pools}
+    return {pool.pool.name: pool.rendered.name for pool in pools}
 
 
 def _dump(document: decode.Json) -> bytes:

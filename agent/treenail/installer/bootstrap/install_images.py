@@ -73,7 +73,7 @@ class InstallImages:
 
     def list_node_files(self, images: Sequence[image_steps.PoolImage]) -> tuple[IgnitionFile, ...]:
         """Return the files with which nodes pull from the bootstrap registry."""
-        built = [each for each in images if each.push_spec]
+        built = [image for image in images if image.push_spec]
         if self._registry is None or not built:
             return ()
         record = handover_objects.make_node_record(self.make_handover(built))
@@ -82,19 +82,19 @@ class InstallImages:
 
     def make_handover(self, images: Sequence[image_steps.PoolImage]) -> handover_objects.Handover:
         """Return what the cluster adopts; raise `TreenailError`."""
-        found = tuple(
+        handover_images = tuple(
             handover_objects.HandoverImage(
-                each.pool, each.digest, parse_push_spec(each.push_spec, where=each.pool)
+                image.pool, image.digest, parse_push_spec(image.push_spec, where=image.pool)
             )
-            for each in images
+            for image in images
         )
         objects = tuple(self._list_objects(images))
         registry = self._registry
         if registry is None:
-            return handover_objects.Handover(found, objects=objects)
+            return handover_objects.Handover(handover_images, objects=objects)
         login = registry.pull_login
         return handover_objects.Handover(
-            found, registry.address, registry.ca_pem, login.user, login.password, objects
+            handover_images, registry.address, registry.ca_pem, login.user, login.password, objects
         )
 
     def export_images(self) -> str:
@@ -102,21 +102,21 @@ class InstallImages:
 
         Raises `TreenailError`.
         """
-        found = []
+        names = []
         for pool in bootstrap.SERVED_POOLS:
             image = pool_image.read_built_image(self._directory, self._files, pool)
             if image is not None and self._registry is not None:
                 target = self._directory.images / pool
                 name = built_image.export_pool_image(image, self._registry.storage, target)
-                found.append(f"oci:{target}:{name}")
-        return ", ".join(found) or str(self._directory.images)
+                names.append(f"oci:{target}:{name}")
+        return ", ".join(names) or str(self._directory.images)
 
     def _needs_registry(self) -> bool:
         settings = self._manifests.settings
         is_external = settings is not None and settings.registry is image_mode.RegistryType.EXTERNAL
         return not is_external and any(
-            (config := self._find_config(each)) and not config.pre_built_image
-            for each in bootstrap.SERVED_POOLS
+            (config := self._find_config(pool)) and not config.pre_built_image
+            for pool in bootstrap.SERVED_POOLS
         )
 
     def _find_config(self, pool: str) -> machineosconfig.MachineOSConfig | None:
@@ -124,7 +124,7 @@ class InstallImages:
         if self._manifests.settings is not None and not self._manifests.settings.is_enabled:
             return None
         configs = self._manifests.image_configs.values()
-        return next((each for each in configs if each.pool == pool), None)
+        return next((config for config in configs if config.pool == pool), None)
 
     def _make_inputs(self, pool: install_manifests.RenderedPool) -> pool_image.PoolBuildInputs:
         return pool_image.make_build_inputs(
@@ -145,14 +145,18 @@ class InstallImages:
 
     def _list_objects(self, images: Sequence[image_steps.PoolImage]) -> list[decode.Json]:
         """List the MachineOSConfigs, the Secrets that they name, and the finished builds."""
-        found = [each.document for each in self._manifests.list_kind(machineosconfig.KIND)]
+        objects = [
+            manifest.document for manifest in self._manifests.list_kind(machineosconfig.KIND)
+        ]
         names = {
             name
             for config in self._manifests.image_configs.values()
             for name in (config.push_secret, config.base_pull_secret)
         }
-        found += [
-            each.document for each in self._manifests.list_kind(SECRETS.kind) if each.name in names
+        objects += [
+            manifest.document
+            for manifest in self._manifests.list_kind(SECRETS.kind)
+            if manifest.name in names
         ]
         for image in images:
             path = pool_image.get_object_path(self._directory, image.pool)
@@ -161,8 +165,8 @@ class InstallImages:
                 raise errors.FileError(f"cannot read {path}: the file does not exist")
             document = decode.load_json(content, where=str(path))
             if isinstance(document, dict):
-                found.append(document)
-        return found
+                objects.append(document)
+        return objects
 
 
 class ImageBuild:
@@ -193,8 +197,8 @@ class ImageBuild:
     def has_image(self, image: image_steps.PoolImage) -> bool:
         """Return whether the registry still has the image."""
         pool = self._pools[image.pool]
-        found = self._builder.find_image(self._make_inputs(pool))
-        return found is not None and found.pull_spec == image.image
+        registry_image = self._builder.find_image(self._make_inputs(pool))
+        return registry_image is not None and registry_image.pull_spec == image.image
 
     def provide_image(
         self, pool: install_manifests.RenderedPool, context: install_steps.StepContext

@@ -83,12 +83,12 @@ class InstallationCa:
     def can_reuse(self, certificate: bytes, names: Sequence[str], now: float) -> bool:
         """Return whether a certificate is of this CA, has these names and is valid for long."""
         try:
-            found = x509.load_pem_x509_certificate(certificate)
-            self._verify_signature(found)
-            listed = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            parsed = x509.load_pem_x509_certificate(certificate)
+            self._verify_signature(parsed)
+            listed = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName)
         except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
             return False
-        moment, (begin, end) = _convert_time(now), read_validity(found)
+        moment, (begin, end) = _convert_time(now), read_validity(parsed)
         is_valid = begin <= moment < end - dt.timedelta(days=_RENEW_DAYS)
         return is_valid and list(listed.value) == _parse_names(names)
 
@@ -181,13 +181,13 @@ def _begin_certificate(
 
 def _make_key_identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     try:
-        found = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
+        extension = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     except x509.ExtensionNotFound:
         key = authority.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey):
             raise TypeError("the CA has neither an EC nor an RSA key") from None
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found.value)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(extension.value)
 
 
 def _parse_names(names: Sequence[str]) -> list[x509.GeneralName]:
@@ -266,7 +266,9 @@ def _list_validities(name: str, content: bytes) -> list[tuple[dt.datetime, dt.da
     if not content.strip():
         return []
     try:
-        return [read_validity(each) for each in x509.load_pem_x509_certificates(content)]
+        return [
+            read_validity(certificate) for certificate in x509.load_pem_x509_certificates(content)
+        ]
     except ValueError as error:
         raise ConfigError(
             f"cannot read the certificate {name}: expected PEM",

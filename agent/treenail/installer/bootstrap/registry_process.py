@@ -244,7 +244,7 @@ def _make_environment() -> dict[str, str]:
 
 
 def _list_pids() -> list[int]:
-    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _read_command(pid: int) -> list[str]:
@@ -293,16 +293,16 @@ class StorageUse:
 
 def check_space(directory: Path, needed: int) -> None:
     """Raise `HostError` unless the file system of the directory has so many free bytes."""
-    found = read_disk_space(directory)
-    if found is None:
+    space = read_disk_space(directory)
+    if space is None:
         raise errors.FileError(
             f"cannot read the free space of {directory}", remedy=f"check it: df -h '{directory}'"
         )
-    free = found.free_bytes
+    free = space.free_bytes
     if free < needed:
         raise errors.HostError(
-            f"cannot install from {directory}: its file system has {free // install_files.MIB} MiB free, and the "
-            f"installation needs {needed // install_files.MIB} MiB",
+            f"cannot install from {directory}: its file system has {free // install_files.MIB} MiB "
+            f"free, and the installation needs {needed // install_files.MIB} MiB",
             remedy=f"free some space: du -xsh {directory}/.treenail; or move the directory to "
             "another file system",
         )
@@ -310,12 +310,12 @@ def check_space(directory: Path, needed: int) -> None:
 
 def measure_storage(path: Path, limit: int) -> StorageUse:
     """Measure the storage directory; raise `FileError`. Files that vanish meanwhile count 0."""
-    found = read_disk_space(path)
-    if found is None:
+    space = read_disk_space(path)
+    if space is None:
         raise errors.FileError(
             f"cannot read the free space of {path}", remedy=f"check it: df -h '{path}'"
         )
-    return StorageUse(path, _count_bytes(path), found.free_bytes, limit)
+    return StorageUse(path, _count_bytes(path), space.free_bytes, limit)
 
 
 def check_storage(path: Path, limit: int) -> StorageUse:
@@ -324,8 +324,8 @@ def check_storage(path: Path, limit: int) -> StorageUse:
     if use.free < use.needed:
         raise errors.HostError(
             f"cannot start the bootstrap registry: the file system of {path} has "
-            f"{install_files.format_bytes(use.free)} free, and the storage limit of {install_files.format_bytes(limit)} needs "
-            f"{install_files.format_bytes(use.needed)}",
+            f"{install_files.format_bytes(use.free)} free, and the storage limit of "
+            f"{install_files.format_bytes(limit)} needs {install_files.format_bytes(use.needed)}",
             remedy=f"free space below {path}, or set a lower limit with --registry-storage-limit",
         )
     return use
@@ -335,8 +335,8 @@ def check_room(limit: int, image_bytes: int) -> None:
     """Raise `HostError` unless the limit permits an image of this size."""
     if image_bytes > limit:
         raise errors.HostError(
-            f"the base image has {install_files.format_bytes(image_bytes)}, and the bootstrap registry may have "
-            f"{install_files.format_bytes(limit)}",
+            f"the base image has {install_files.format_bytes(image_bytes)}, and the bootstrap "
+            f"registry may have {install_files.format_bytes(limit)}",
             remedy="set a higher limit with --registry-storage-limit",
         )
 

@@ -38,15 +38,15 @@ def prepare_server_certificate(
 
     Raises `ConfigError` and `FileError`.
     """
-    found = files.read(ca.certificate, limit=_LIMIT)
-    ca_key = b"" if found is None else files.read(ca.key, limit=_LIMIT)
-    for path, content in ((ca.certificate, found), (ca.key, ca_key)):
+    ca_certificate = files.read(ca.certificate, limit=_LIMIT)
+    ca_key = b"" if ca_certificate is None else files.read(ca.key, limit=_LIMIT)
+    for path, content in ((ca.certificate, ca_certificate), (ca.key, ca_key)):
         if content is None and not (ca.is_own and path == ca.certificate):
             raise errors.ConfigError(f"cannot read the CA: {path} does not exist")
     request = certificate_request.CertificateRequest(
         str(ca.certificate),
         str(ca.key),
-        found,
+        ca_certificate,
         ca_key or b"",
         files.read(certificate, limit=_LIMIT),
         tuple(names),
@@ -71,13 +71,13 @@ def check_host_clock(
 
     ``paths`` are files, which need not exist; ``others`` are certificates by their names.
     """
-    found = {**_read_certificates(files, paths), **others}
-    if any(content.strip() for content in found.values()):
-        forked.run_forked(partial(_check_certificates, found, now))
+    certificates = {**_read_certificates(files, paths), **others}
+    if any(content.strip() for content in certificates.values()):
+        forked.run_forked(partial(_check_certificates, certificates, now))
 
 
 def _read_certificates(files: InstallFiles, paths: Iterable[Path]) -> dict[str, bytes]:
-    contents = ((str(each), files.read(each, limit=_CERTIFICATE_LIMIT)) for each in paths)
+    contents = ((str(path), files.read(path, limit=_CERTIFICATE_LIMIT)) for path in paths)
     return {name: content for name, content in contents if content is not None}
 
 

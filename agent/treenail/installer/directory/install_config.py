@@ -34,11 +34,11 @@ def find_machine_count(
     manifest = manifests.find("ConfigMap", _CONFIGMAP, _NAMESPACE)
     data = None if manifest is None else manifest.document.get("data")
     text = data.get(_KEY) if isinstance(data, Mapping) else None
-    found = text.encode("utf-8", "replace") if isinstance(text, str) else install_config
-    if found is None:
+    content = text.encode("utf-8", "replace") if isinstance(text, str) else install_config
+    if content is None:
         return None
     try:
-        document = documents.load_document(documents.decode_text(found, _KEY), where=_KEY)
+        document = documents.load_document(documents.decode_text(content, _KEY), where=_KEY)
     except ConfigError:
         # The OpenShift installer reports the problems of its own file.
         return None
@@ -48,7 +48,7 @@ def find_machine_count(
 def count_machines(document: decode.Json) -> int | None:
     """Return the machines that an install configuration names; None without a number."""
     counts = [_find_replicas(document, name) for name in (CONTROL_PLANE_MACHINES, ARBITER_MACHINES)]
-    known = [each for each in counts if each is not None]
+    known = [count for count in counts if count is not None]
     # Without an own number the control plane's size is a default of the installer's release.
     return None if counts[0] is None else sum(known)
 
@@ -103,27 +103,30 @@ def parse_install_config(content: bytes, name: str) -> InstallConfig:
     text = documents.decode_text(content, name)
     document = documents.load_document(text, where=name, budget=yaml11.ValueBudget(_MAX_VALUES))
     mode = image_mode_field.parse_image_mode(text, where=name)
-    problems = [InstallProblem(name, each.text, each.remedy, each.line) for each in mode.problems]
+    problems = [
+        InstallProblem(name, problem.text, problem.remedy, problem.line)
+        for problem in mode.problems
+    ]
     if name == install_files.OWN_INSTALL_CONFIG:
         positions = yaml11.find_positions(text, where=name)
         problems += [
             InstallProblem(
                 name,
-                f"unknown field {each:.60}, expected one of {', '.join(_OWN_FIELDS)}",
+                f"unknown field {field_name:.60}, expected one of {', '.join(_OWN_FIELDS)}",
                 "remove it",
-                positions.find_line(each),
+                positions.find_line(field_name),
             )
-            for each in document
-            if each not in _OWN_FIELDS
+            for field_name in document
+            if field_name not in _OWN_FIELDS
         ]
         problems += [
             InstallProblem(
                 name,
                 text,
-                f"write, for example: {each}: {{replicas: 3}}",
-                positions.find_line(each),
+                f"write, for example: {field_name}: {{replicas: 3}}",
+                positions.find_line(field_name),
             )
-            for each, text in find_count_problems(document)
+            for field_name, text in find_count_problems(document)
         ]
     secret = document.get(PULL_SECRET_FIELD)
     return InstallConfig(
@@ -138,26 +141,26 @@ def parse_install_config(content: bytes, name: str) -> InstallConfig:
 
 
 def _find_architectures(document: decode.Json) -> dict[str, str]:
-    found: dict[str, str] = {}
+    architectures: dict[str, str] = {}
     for name, pool in (
         (CONTROL_PLANE_MACHINES, machineconfigpool.MASTER),
         (ARBITER_MACHINES, machineconfigpool.ARBITER),
     ):
-        _add_architecture(found, pool, document.get(name))
+        _add_architecture(architectures, pool, document.get(name))
     compute = document.get("compute")
-    for each in compute if isinstance(compute, list) else []:
+    for machine_pool in compute if isinstance(compute, list) else []:
         if (
-            isinstance(each, dict)
-            and each.get("name", machineconfigpool.WORKER) == machineconfigpool.WORKER
+            isinstance(machine_pool, dict)
+            and machine_pool.get("name", machineconfigpool.WORKER) == machineconfigpool.WORKER
         ):
-            _add_architecture(found, machineconfigpool.WORKER, each)
-    return found
+            _add_architecture(architectures, machineconfigpool.WORKER, machine_pool)
+    return architectures
 
 
-def _add_architecture(found: dict[str, str], pool: str, machines: object) -> None:
+def _add_architecture(architectures: dict[str, str], pool: str, machines: object) -> None:
     architecture = machines.get("architecture") if isinstance(machines, dict) else None
     if isinstance(architecture, str) and architecture in ARCHITECTURES:
-        found[pool] = architecture
+        architectures[pool] = architecture
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -174,17 +177,17 @@ def remove_field(content: bytes, name: str, *, where: str) -> bytes:
     """
     text = documents.decode_text(content, where)
     document = documents.load_document(text, where=where)
-    found = yaml11.find_positions(text, where=where)
+    positions = yaml11.find_positions(text, where=where)
     if name not in document:
         return content
-    if name not in found.ranges:
+    if name not in positions.ranges:
         raise _make_error(name, where, "it comes from a merge key or a list of keys")
     expected = {key: value for key, value in document.items() if key != name}
-    for candidate in _list_candidates(text, found.ranges[name]):
+    for candidate in _list_candidates(text, positions.ranges[name]):
         if _has_fields(candidate, expected, where):
             mark = _BOM if content.startswith(_BOM) else b""
             return mark + candidate.encode()
-    line = found.find_line(name)
+    line = positions.find_line(name)
     cause = "another field uses an anchor in it, or is on the same line"
     raise _make_error(name, f"{where}, line {line}", cause)
 

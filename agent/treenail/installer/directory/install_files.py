@@ -252,12 +252,12 @@ class InstallFiles:
     def list_names(self, directory: Path) -> tuple[str, ...]:
         """Return the names in a directory without temporary files; none when it does not exist."""
         try:
-            found = sorted(each.name for each in directory.iterdir())
+            names = sorted(path.name for path in directory.iterdir())
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise _make_error("list", directory, error) from error
-        return tuple(name for name in found if not name.startswith(_PREFIX))
+        return tuple(name for name in names if not name.startswith(_PREFIX))
 
     def _write_new(self, path: Path, content: bytes, mode: int) -> None:
         with suppress(FileNotFoundError):

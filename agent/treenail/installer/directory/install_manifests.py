@@ -100,11 +100,13 @@ class InstallManifests:
 
     def list_kind(self, kind: str) -> list[InstallManifest]:
         """Return the objects of a kind by namespace and name."""
-        return [self.objects[each] for each in sorted(self.objects) if each[0] == kind]
+        return [self.objects[key] for key in sorted(self.objects) if key[0] == kind]
 
     def to_input(self) -> render.InputManifests:
         """Return the objects for `treenail.controllers.render.render.render_pools`."""
-        locations = {(kind, name): each.location for (kind, _, name), each in self.objects.items()}
+        locations = {
+            (kind, name): manifest.location for (kind, _, name), manifest in self.objects.items()
+        }
         return render.InputManifests(
             pools=self.pools,
             configs=self.configs,
@@ -116,16 +118,16 @@ class InstallManifests:
 
     def iter_texts(self) -> Iterator[tuple[str, str]]:
         """Yield location and JSON of each object, as `image_build.offline` reads them."""
-        for each in self.objects.values():
-            yield each.location, json.dumps(each.document)
+        for manifest in self.objects.values():
+            yield manifest.location, json.dumps(manifest.document)
 
 
 def read_install_manifests(root: Path) -> InstallManifests:
     """Read the manifests of an install directory; raise `InstallDirectoryError`."""
-    found, problems = collect_install_manifests(root)
+    manifests, problems = collect_install_manifests(root)
     if problems:
         raise InstallDirectoryError(f"cannot read the manifests of {root}", problems)
-    return found
+    return manifests
 
 
 def collect_install_manifests(
@@ -141,24 +143,26 @@ def collect_install_manifests(
     )
     files.contents.update(replaced or {})
     reader = _ManifestReader(yaml11.ValueBudget(value_limit), problems=files.problems)
-    reader.found.ignored = files.ignored
+    reader.manifests.ignored = files.ignored
     for where, content in files.contents.items():
         reader.read_file(where, content)
         if reader.budget.is_exceeded:
             break
     reader.check_pool_owners()
-    return reader.found, locate_problems(reader.problems, files.contents.get)
+    return reader.manifests, locate_problems(reader.problems, files.contents.get)
 
 
 @dataclass(slots=True)
 class _ManifestReader:
     budget: yaml11.ValueBudget
-    found: InstallManifests = field(default_factory=InstallManifests)
+    manifests: InstallManifests = field(default_factory=InstallManifests)
     problems: list[InstallProblem] = field(default_factory=list)
 
     def read_file(self, where: str, content: bytes) -> None:
         try:
-            found = documents.load_located_documents(content, where=where, budget=self.budget)
+            located_documents = documents.load_located_documents(
+                content, where=where, budget=self.budget
+            )
         except ConfigError as error:
             text, line = split_location(str(error), where)
             remedy = error.remedy or "correct the file, or remove it"
@@ -167,14 +171,14 @@ class _ManifestReader:
                 remedy = "remove the manifests that are not needed"
             self.problems.append(InstallProblem(where, text, remedy, line))
             return
-        for line, document in found:
+        for line, document in located_documents:
             self._read_document(where, line, document, ())
 
     def check_pool_owners(self) -> None:
         """Find MachineOSConfigs with one pool, or with a name that an API server refuses."""
         owners: dict[str, InstallManifest] = {}
-        for manifest in self.found.list_kind(machineosconfig.KIND):
-            pool = self.found.image_configs[manifest.name].pool
+        for manifest in self.manifests.list_kind(machineosconfig.KIND):
+            pool = self.manifests.image_configs[manifest.name].pool
             if not pool:
                 text = "it has no spec.machineConfigPool.name"
                 self.problems.append(manifest.make_problem(text, "add the name of the pool"))
@@ -222,21 +226,21 @@ class _ManifestReader:
     def _add_object(self, manifest: InstallManifest) -> bool:
         """Add an object; return False for one that another replaces."""
         key = (manifest.kind, manifest.namespace, manifest.name)
-        if len(self.found.objects) >= _MAX_OBJECTS:
+        if len(self.manifests.objects) >= _MAX_OBJECTS:
             raise ConfigError(
                 f"the directory has more than {_MAX_OBJECTS} objects",
                 remedy="remove those that are not needed",
             )
-        first = self.found.objects.get(key)
+        first = self.manifests.objects.get(key)
         if first is None:
-            self.found.objects[key] = manifest
+            self.manifests.objects[key] = manifest
             return True
         if manifest.kind == machineconfigpool.KIND:
             # Installers bring their own copies of built-in pools.
             if _is_built_in(manifest):
                 return False
             if _is_built_in(first):
-                self.found.objects[key] = manifest
+                self.manifests.objects[key] = manifest
                 return True
         self.problems.append(
             manifest.make_problem(
@@ -247,35 +251,35 @@ class _ManifestReader:
 
     def _parse_object(self, manifest: InstallManifest) -> None:
         """Parse an object of one of the kinds with a model; raise `ConfigError`."""
-        found, name, document = self.found, manifest.name, manifest.document
+        manifests, name, document = self.manifests, manifest.name, manifest.document
         try:
             if manifest.kind == machineconfigpool.KIND:
                 machineconfigpool.reject_unknown_pool_fields(document)
-                found.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
+                manifests.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
             elif manifest.kind == machineconfig.KIND:
                 config = machineconfig.MachineConfig.from_json(document)
                 if not render.is_rendered(config):
                     validation.validate_config(config)
-                found.configs[name] = config
+                manifests.configs[name] = config
             elif manifest.kind == machineosconfig.KIND:
                 machineosconfig.reject_unknown_image_config_fields(document)
-                found.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
+                manifests.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
             elif manifest.kind == rollout_policy.KIND:
                 rollout_policy.parse_policy(document, name)
-                found.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
+                manifests.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
             elif manifest.kind == render.CONTROLLER_CONFIG_KIND:
-                found.controller_configs[name] = render.ControllerConfig.from_json(document)
+                manifests.controller_configs[name] = render.ControllerConfig.from_json(document)
             elif manifest.kind in image_mirrors.MIRROR_KINDS:
-                found.mirror_rules += tuple(
+                manifests.mirror_rules += tuple(
                     image_mirrors.read_mirror_object(document, where=manifest.title)
                 )
             elif image_mode_field.is_settings_configmap(document):
-                found.settings = image_mode_field.read_settings_configmap(
+                manifests.settings = image_mode_field.read_settings_configmap(
                     document, where=manifest.title
                 )
         except ConfigError as error:
             if manifest.kind == machineosconfig.KIND:
-                del found.objects[manifest.kind, manifest.namespace, name]
+                del manifests.objects[manifest.kind, manifest.namespace, name]
             text = str(error).removeprefix(f"{manifest.kind} {name}: ")
             raise ConfigError(
                 f"{manifest.title}: {text.removeprefix(f'{manifest.title}, ')}",
@@ -300,13 +304,13 @@ class RenderedPool:
 
 def render_install_pools(manifests: InstallManifests) -> tuple[RenderedPool, ...]:
     """Render all pools by name; raise `ConfigError` with the errors of all pools. Pure."""
-    found, errors = render.render_pools(manifests.to_input())
+    rendered_configs, errors = render.render_pools(manifests.to_input())
     if errors:
         remedies = dict.fromkeys(error.remedy for error in errors if error.remedy)
         raise ConfigError("; ".join(map(str, errors)), remedy="; ".join(remedies))
     return tuple(
         _set_rendered(manifests, name, rendered)
-        for name, rendered in zip(sorted(manifests.pools), found, strict=True)
+        for name, rendered in zip(sorted(manifests.pools), rendered_configs, strict=True)
     )
 
 

@@ -75,11 +75,11 @@ class InstallRecord:
 
     def find_step(self, name: str) -> StepRecord | None:
         """Return the record of a step that has begun."""
-        return next((each for each in self.steps if each.name == name), None)
+        return next((step for step in self.steps if step.name == name), None)
 
     def replace_step(self, step: StepRecord) -> "InstallRecord":
         """Return the record with this step, and without the steps that came after it."""
-        names = [each.name for each in self.steps]
+        names = [other.name for other in self.steps]
         kept = self.steps[: names.index(step.name)] if step.name in names else self.steps
         return replace(self, steps=(*kept, step))
 
@@ -89,15 +89,15 @@ def find_changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> tu
 
     Pure.
     """
-    found = []
+    changes = []
     for name in sorted({*before, *now}):
         if name not in before:
-            found.append(f"{name} added")
+            changes.append(f"{name} added")
         elif name not in now:
-            found.append(f"{name} removed")
+            changes.append(f"{name} removed")
         elif before[name] != now[name]:
-            found.append(f"{name} changed")
-    return tuple(found)
+            changes.append(f"{name} changed")
+    return tuple(changes)
 
 
 class InstallState:
@@ -167,11 +167,11 @@ class InstallState:
         reason: str = "",
         remedy: str = "",
     ) -> None:
-        found = self.find_step(name)
-        if found is None:
+        record = self.find_step(name)
+        if record is None:
             raise KeyError(name)
         step = replace(
-            found,
+            record,
             state=state,
             ended=self._read_time(),
             result=result or {},
@@ -320,12 +320,12 @@ def _find_unknown_key(document: object, known: object, path: str = "") -> str:
             inner = f"{path}.{name}" if path else str(name)
             if name not in known:
                 return inner
-            if found := _find_unknown_key(value, known[name], inner):
-                return found
+            if unknown_key := _find_unknown_key(value, known[name], inner):
+                return unknown_key
     elif isinstance(document, list) and isinstance(known, list):
         for index, (value, other) in enumerate(zip(document, known, strict=True)):
-            if found := _find_unknown_key(value, other, f"{path}[{index}]"):
-                return found
+            if unknown_key := _find_unknown_key(value, other, f"{path}[{index}]"):
+                return unknown_key
     return ""
 
 

@@ -69,9 +69,9 @@ def find_prebuilt_findings(
 
     ``base_image`` is the OS image of the release; empty if that is unknown.
     """
-    found = []
-    if not any(labels.get(each) for each in pullspec.BOOTABLE_LABELS):
-        found.append(
+    findings = []
+    if not any(labels.get(label) for label in pullspec.BOOTABLE_LABELS):
+        findings.append(
             PrebuiltFinding(
                 f"{image} is no bootable image: it has none of the labels "
                 f"{' and '.join(pullspec.BOOTABLE_LABELS)}",
@@ -80,7 +80,7 @@ def find_prebuilt_findings(
         )
     base = labels.get(BASE_IMAGE, "")
     if not base:
-        found.append(
+        findings.append(
             PrebuiltFinding(
                 f"{image} does not say which base it was built from: it has no label {BASE_IMAGE}",
                 f"add LABEL {BASE_IMAGE}=IMAGE@DIGEST to its Containerfile",
@@ -88,7 +88,7 @@ def find_prebuilt_findings(
             )
         )
     elif not base_image:
-        found.append(
+        findings.append(
             PrebuiltFinding(
                 f"cannot compare the base of {image} with the release: the manifests have no "
                 "ControllerConfig",
@@ -97,13 +97,13 @@ def find_prebuilt_findings(
             )
         )
     elif _get_digest(base) != _get_digest(base_image):
-        found.append(
+        findings.append(
             PrebuiltFinding(
                 f"{image} was built from {base:.300}, and the release has {base_image}",
                 f"build it again FROM {base_image}",
             )
         )
-    return found
+    return findings
 
 
 def _get_digest(image: str) -> str:
@@ -120,7 +120,7 @@ _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 
 def find_manifest_problems(
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     architectures: Mapping[str, str],
     *,
     is_complete: bool = False,
@@ -129,14 +129,14 @@ def find_manifest_problems(
 
     The manifests of a complete directory have the MachineConfigs and the base image of each pool.
     """
-    for manifest in found.list_kind(machineosconfig.KIND):
-        config = found.image_configs[manifest.name]
+    for manifest in manifests.list_kind(machineosconfig.KIND):
+        config = manifests.image_configs[manifest.name]
         if (
             config.pool
-            and config.pool not in found.pools
+            and config.pool not in manifests.pools
             and config.pool not in prepared_manifests.BUILT_IN_POOLS
         ):
-            known = ", ".join(sorted({*found.pools, *prepared_manifests.BUILT_IN_POOLS}))
+            known = ", ".join(sorted({*manifests.pools, *prepared_manifests.BUILT_IN_POOLS}))
             yield manifest.make_problem(
                 f"unknown pool {config.pool:.60}, expected one of {known}",
                 "add a MachineConfigPool of this name to the manifests, or correct the name",
@@ -147,17 +147,17 @@ def find_manifest_problems(
         for finding in checks.find_architecture_findings(config, [architecture]):
             yield _convert_finding(manifest, finding)
         yield from _check_prebuilt(manifest, config)
-        yield from _check_context(found, manifest, config)
-        yield from _check_secrets(found, manifest, config)
-    yield from _check_rendering(found, is_complete=is_complete)
+        yield from _check_context(manifests, manifest, config)
+        yield from _check_secrets(manifests, manifest, config)
+    yield from _check_rendering(manifests, is_complete=is_complete)
 
 
 def find_namespaced(
-    found: install_manifests.InstallManifests, kind: str, name: str
+    manifests: install_manifests.InstallManifests, kind: str, name: str
 ) -> install_manifests.InstallManifest | None:
     """Return an object in one of the namespaces of builds."""
-    places = (found.find(kind, name, each) for each in NAMESPACES)
-    return next((each for each in places if each is not None), None)
+    places = (manifests.find(kind, name, namespace) for namespace in NAMESPACES)
+    return next((manifest for manifest in places if manifest is not None), None)
 
 
 def is_cluster_registry(push_spec: str) -> bool:
@@ -182,16 +182,16 @@ def _check_prebuilt(
 
 
 def _check_context(
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     manifest: install_manifests.InstallManifest,
     config: machineosconfig.MachineOSConfig,
 ) -> Iterator[problems.InstallProblem]:
     document = None
     if config.context_name:
-        context = find_namespaced(found, "ConfigMap", config.context_name)
+        context = find_namespaced(manifests, "ConfigMap", config.context_name)
         document = context.document if context else None
         findings = [*checks.find_context_findings(document, f"ConfigMap {config.context_name}")]
-        yield from (_convert_finding(context or manifest, each) for each in findings)
+        yield from (_convert_finding(context or manifest, finding) for finding in findings)
         if findings:
             return
     names = checks.read_context(document, config.context_name).files if config.context_name else ()
@@ -205,7 +205,7 @@ def _check_context(
 
 
 def _check_secrets(
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     manifest: install_manifests.InstallManifest,
     config: machineosconfig.MachineOSConfig,
 ) -> Iterator[problems.InstallProblem]:
@@ -221,9 +221,9 @@ def _check_secrets(
         # The cluster needs the Secrets of a pre-built image later, for its first own build.
         if not name or is_prebuilt(config):
             continue
-        secret = find_namespaced(found, "Secret", name)
+        secret = find_namespaced(manifests, "Secret", name)
         if secret is None:
-            yield from _describe_missing(found, manifest, config, name, field_name)
+            yield from _describe_missing(manifests, manifest, config, name, field_name)
             continue
         try:
             document = cluster_reader.encode_strings(secret.document)
@@ -240,13 +240,13 @@ def _check_secrets(
 
 
 def _describe_missing(
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     manifest: install_manifests.InstallManifest,
     config: machineosconfig.MachineOSConfig,
     name: str,
     field_name: str,
 ) -> Iterator[problems.InstallProblem]:
-    others = [each for each in found.list_kind("Secret") if each.name == name]
+    others = [secret for secret in manifests.list_kind("Secret") if secret.name == name]
     if others:
         namespace = others[0].namespace or "none"
         yield others[0].make_problem(
@@ -264,22 +264,22 @@ def _describe_missing(
 
 
 def _check_rendering(
-    found: install_manifests.InstallManifests, *, is_complete: bool
+    manifests: install_manifests.InstallManifests, *, is_complete: bool
 ) -> Iterator[problems.InstallProblem]:
     """Render the pools with MachineConfigs; installers add those of the others later."""
-    inputs = found.to_input()
-    for name, pool in sorted(found.pools.items()):
+    inputs = manifests.to_input()
+    for name, pool in sorted(manifests.pools.items()):
         selector = pool.machine_config_selector
         if selector is None or selector.is_empty:
-            manifest = found.objects["MachineConfigPool", "", name]
+            manifest = manifests.objects["MachineConfigPool", "", name]
             yield manifest.make_problem(
                 "it has no machineConfigSelector, or one that selects all MachineConfigs",
                 "write a machineConfigSelector with at least one requirement",
             )
             continue
         has_configs = any(
-            selector.matches(each.metadata.labels) and not render.is_rendered(each)
-            for each in found.configs.values()
+            selector.matches(config.metadata.labels) and not render.is_rendered(config)
+            for config in manifests.configs.values()
         )
         if not has_configs and not is_complete:
             continue
@@ -289,22 +289,26 @@ def _check_rendering(
             rendered, errors = [], [error]
         if rendered:
             base = rendered[0].config.os_image_url
-            yield from _check_base(found, name, base, is_complete=is_complete)
-        for each in errors:
-            place, _, text = str(each).partition(": ")
+            yield from _check_base(manifests, name, base, is_complete=is_complete)
+        for render_error in errors:
+            place, _, text = str(render_error).partition(": ")
             file, _, line = place.partition(", line ")
-            remedy = each.remedy or "correct the MachineConfigs of the pool"
+            remedy = render_error.remedy or "correct the MachineConfigs of the pool"
             if line.isdecimal() and text:
                 yield problems.InstallProblem(file, text, remedy, int(line))
             else:
-                yield problems.InstallProblem("manifests", str(each), remedy)
+                yield problems.InstallProblem("manifests", str(render_error), remedy)
 
 
 def _check_base(
-    found: install_manifests.InstallManifests, pool: str, rendered_base: str, *, is_complete: bool
+    manifests: install_manifests.InstallManifests,
+    pool: str,
+    rendered_base: str,
+    *,
+    is_complete: bool,
 ) -> Iterator[problems.InstallProblem]:
-    for manifest in found.list_kind(machineosconfig.KIND):
-        config = found.image_configs[manifest.name]
+    for manifest in manifests.list_kind(machineosconfig.KIND):
+        config = manifests.image_configs[manifest.name]
         base = config.base_image or rendered_base
         if config.pool != pool or is_prebuilt(config):
             continue
@@ -316,7 +320,8 @@ def _check_base(
             )
         # The bootstrap registry takes the place of this repository, and lacks the base.
         is_replaced = pool in _BOOTSTRAP_POOLS and (
-            found.settings is None or found.settings.registry is image_mode.RegistryType.BOOTSTRAP
+            manifests.settings is None
+            or manifests.settings.registry is image_mode.RegistryType.BOOTSTRAP
         )
         if is_replaced and _get_repository(base) == _get_repository(config.push_spec):
             yield manifest.make_problem(
@@ -367,13 +372,13 @@ class InstallObjects:
         """Return an object; raise `NotFoundError`."""
         if resource is resources.MACHINECONFIGS and name in self._rendered:
             return self._rendered[name]
-        places = [(each, name) for each in dict.fromkeys((namespace, *NAMESPACES, ""))]
+        places = [(candidate, name) for candidate in dict.fromkeys((namespace, *NAMESPACES, ""))]
         if (resource, name) == (resources.SECRETS, cluster_reader.GLOBAL_PULL_SECRET):
             places.append(_INSTALLER_PULL_SECRET)
-        for where, each in places:
-            found = self._manifests.find(resource.kind, each, where)
-            if found is not None:
-                return cluster_reader.encode_strings(found.document)
+        for where, object_name in places:
+            manifest = self._manifests.find(resource.kind, object_name, where)
+            if manifest is not None:
+                return cluster_reader.encode_strings(manifest.document)
         place = f"{namespace}/" if namespace else ""
         raise NotFoundError(f"the manifests have no {resource.kind} {place}{name}")
 
@@ -392,7 +397,7 @@ def find_source_problems(
             name = posixpath.normpath(source).lstrip("/") or "."
             if name in _WHOLE_CONTEXT or name.startswith(containerfile.OWN_PREFIX):
                 continue
-            if not any(fnmatchcase(each, name) for each in context):
+            if not any(fnmatchcase(file, name) for file in context):
                 yield containerfile_problems.ContainerfileProblem(
                     instruction.line,
                     f"{instruction.keyword} {source:.100}: the build has no such file, because the "
@@ -407,7 +412,7 @@ def is_based_on_system(text: str) -> bool:
     stages = containerfile.parse_containerfile(text).stages
     if not stages:
         return True
-    earlier = {each.name: each for each in stages[:-1] if each.name}
+    earlier = {stage.name: stage for stage in stages[:-1] if stage.name}
     image, seen = stages[-1].image, {stages[-1].name}
     while image in earlier and image not in seen:
         seen.add(image)
@@ -424,11 +429,11 @@ def _list_sources(instruction: containerfile.Instruction) -> list[str]:
             decoded = json.loads(operands)
         except (ValueError, RecursionError):
             return []
-        words = [each for each in decoded if isinstance(each, str)]
+        words = [word for word in decoded if isinstance(word, str)]
     elif not containerfile.has_open_quote(operands):
-        words = [containerfile.strip_quotes(each) for each in containerfile.split_words(operands)]
+        words = [containerfile.strip_quotes(word) for word in containerfile.split_words(operands)]
     return [
-        each
-        for each in words[:-1]
-        if each and "<<" not in each and "$" not in each and "://" not in each and "@" not in each
+        word
+        for word in words[:-1]
+        if word and "<<" not in word and "$" not in word and "://" not in word and "@" not in word
     ]

@@ -38,23 +38,23 @@ def read_manifest_files(
 
     The installer copies both into one directory, so that no name may be in both.
     """
-    found = FoundFiles()
+    files = FoundFiles()
     root = directory.root.resolve()
-    names = {each.rpartition("/")[2]: each for each in skipped}
+    names = {path.rpartition("/")[2]: path for path in skipped}
     total = 0
     for folder in (directory.manifests, directory.openshift):
-        for name in _list_names(root, folder, found):
+        for name in _list_names(root, folder, files):
             where = f"{folder.name}/{name}"
             if Path(name).suffix not in SUFFIXES:
-                found.ignored.append(where)
+                files.ignored.append(where)
                 continue
             if len(names) >= _MAX_FILES or total > TOTAL_LIMIT:
                 text = f"it has more than {_MAX_FILES} manifests or {_format_mib(TOTAL_LIMIT)}"
                 problem = InstallProblem(folder.name, text, "remove those that are not needed")
-                found.problems.append(problem)
-                return found
+                files.problems.append(problem)
+                return files
             if names.get(name, where) != where:
-                found.problems.append(
+                files.problems.append(
                     InstallProblem(
                         where,
                         f"the file name exists twice, also as {names[name]}; installers copy both "
@@ -66,24 +66,24 @@ def read_manifest_files(
             names[name] = where
             if where in skipped:
                 continue
-            content = _read_file(root, folder / name, where, found)
+            content = _read_file(root, folder / name, where, files)
             if content is not None:
                 total += len(content)
-                found.contents[where] = content
-    return found
+                files.contents[where] = content
+    return files
 
 
-def _list_names(root: Path, folder: Path, found: FoundFiles) -> Iterator[str]:
+def _list_names(root: Path, folder: Path, files: FoundFiles) -> Iterator[str]:
     """Yield the names in a directory in their order, without hidden files and backups."""
     try:
         if not _is_inside(root, folder):
-            found.problems.append(_make_link_problem(folder.name))
+            files.problems.append(_make_link_problem(folder.name))
             return
-        names = sorted(each.name for each in folder.iterdir())
+        names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return
     except (OSError, ValueError, RuntimeError) as error:
-        found.problems.append(_make_read_problem(folder.name, error))
+        files.problems.append(_make_read_problem(folder.name, error))
         return
     for name in names:
         if not name.startswith(".") and not name.endswith("~"):
@@ -98,11 +98,11 @@ def read_regular_file(path: Path, limit: int) -> tuple[bytes, int]:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise NotAFileError
         content = stream.read(limit + 1)
-    return content, max(found.st_size, len(content))
+    return content, max(status.st_size, len(content))
 
 
 def read_manifest(root: Path, where: str) -> bytes | None:
@@ -134,24 +134,24 @@ def find_link_problem(root: Path, path: Path, where: str) -> InstallProblem | No
     return None
 
 
-def _read_file(root: Path, path: Path, where: str, found: FoundFiles) -> bytes | None:
+def _read_file(root: Path, path: Path, where: str, files: FoundFiles) -> bytes | None:
     try:
         if not _is_inside(root, path):
-            found.problems.append(_make_link_problem(where))
+            files.problems.append(_make_link_problem(where))
             return None
         if path.is_dir():
-            found.ignored.append(where)
+            files.ignored.append(where)
             return None
         content, size = read_regular_file(path, FILE_LIMIT)
     except NotAFileError:
         text = "it is a pipe, a socket or a device"
-        found.problems.append(InstallProblem(where, text, f"remove it: rm '{where}'"))
+        files.problems.append(InstallProblem(where, text, f"remove it: rm '{where}'"))
         return None
     except (OSError, ValueError, RuntimeError) as error:
-        found.problems.append(_make_read_problem(where, error))
+        files.problems.append(_make_read_problem(where, error))
         return None
     if len(content) > FILE_LIMIT:
-        found.problems.append(
+        files.problems.append(
             InstallProblem(
                 where,
                 f"it has {_format_mib(size)}, more than the limit of {_format_mib(FILE_LIMIT)}",

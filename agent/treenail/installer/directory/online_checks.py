@@ -73,12 +73,12 @@ class RegistryChecker:
 
         def find(place: registries.ImageName) -> FoundImage:
             with settings.open_client(place.registry, place.repository, self._clock) as client:
-                found = images.resolve_image(
+                resolved = images.resolve_image(
                     client, place.repository, place.reference, architecture
                 )
-            size = sum(each.size for each in found.layers)
-            labels = read_labels(found.config)
-            return FoundImage(found.digest, labels, size, place.registry, place.repository)
+            size = sum(layer.size for layer in resolved.layers)
+            labels = read_labels(resolved.config)
+            return FoundImage(resolved.digest, labels, size, place.registry, place.repository)
 
         name = registries.ImageName(image.registry, image.repository, image.digest)
         return registries.pull_from_places(name, access.mirrors, find)
@@ -157,26 +157,26 @@ class OnlineChecks:
     """Registries whose trust without ``--ca`` was checked."""
 
     def find_problems(
-        self, found: install_manifests.InstallManifests, architectures: Mapping[str, str]
+        self, manifests: install_manifests.InstallManifests, architectures: Mapping[str, str]
     ) -> tuple[list[problems.InstallProblem], list[str]]:
         """Return problems and notes; the objects are valid."""
         self._problems, self._notes = [], []
         self._named.clear()
         self._noted.clear()
         self._trusted.clear()
-        for manifest in found.list_kind(machineosconfig.KIND):
-            config = found.image_configs[manifest.name]
+        for manifest in manifests.list_kind(machineosconfig.KIND):
+            config = manifests.image_configs[manifest.name]
             architecture = architectures.get(config.pool, manifest_checks.DEFAULT_ARCHITECTURE)
             if manifest_checks.is_prebuilt(config):
-                self._check_prebuilt(found, manifest, config, architecture)
+                self._check_prebuilt(manifests, manifest, config, architecture)
             else:
-                self._check_base(found, manifest, config, architecture)
-                self._check_push_login(found, manifest, config)
+                self._check_base(manifests, manifest, config, architecture)
+                self._check_push_login(manifests, manifest, config)
         return self._problems, self._notes
 
     def _check_prebuilt(
         self,
-        found: install_manifests.InstallManifests,
+        manifests: install_manifests.InstallManifests,
         manifest: install_manifests.InstallManifest,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
@@ -184,13 +184,13 @@ class OnlineChecks:
         image = manifest_checks.parse_prebuilt_image(
             config.metadata.annotations[key.PRE_BUILT_IMAGE]
         ).spec
-        access = find_access(found, config.base_pull_secret, image.registry, config.pool)
+        access = find_access(manifests, config.base_pull_secret, image.registry, config.pool)
         try:
             labels = self._find_image(image, architecture, access).labels
         except RegistryError as error:
             self._report_error(manifest, "pre-built image", error)
             return
-        base = self.base_image or find_release_base(found)
+        base = self.base_image or find_release_base(manifests)
         for finding in manifest_checks.find_prebuilt_findings(image, labels, base_image=base):
             if finding.is_certain:
                 self._problems.append(manifest.make_problem(finding.text, finding.remedy))
@@ -199,15 +199,15 @@ class OnlineChecks:
 
     def _check_base(
         self,
-        found: install_manifests.InstallManifests,
+        manifests: install_manifests.InstallManifests,
         manifest: install_manifests.InstallManifest,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
     ) -> None:
-        image = find_base_image(found, config)
+        image = find_base_image(manifests, config)
         if image is None:
             return
-        access = find_access(found, config.base_pull_secret, image.registry, config.pool)
+        access = find_access(manifests, config.base_pull_secret, image.registry, config.pool)
         try:
             self.base_sizes[str(image)] = self._find_image(image, architecture, access).size
         except RegistryError as error:
@@ -215,7 +215,7 @@ class OnlineChecks:
 
     def _check_push_login(
         self,
-        found: install_manifests.InstallManifests,
+        manifests: install_manifests.InstallManifests,
         manifest: install_manifests.InstallManifest,
         config: machineosconfig.MachineOSConfig,
     ) -> None:
@@ -223,10 +223,10 @@ class OnlineChecks:
             return
         target = push_spec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         is_needed_now = (
-            found.settings and found.settings.registry is image_mode.RegistryType.EXTERNAL
+            manifests.settings and manifests.settings.registry is image_mode.RegistryType.EXTERNAL
         )
         try:
-            access = find_access(found, config.push_secret, target.registry)
+            access = find_access(manifests, config.push_secret, target.registry)
             if not self._ask(target.registry, lambda: self.checker.check_login(target, access)):
                 self._report(
                     manifest,
@@ -250,12 +250,12 @@ class OnlineChecks:
     ) -> FoundImage:
         name = f"{image.registry}/{image.repository}"
         places = access.mirrors.list_places(name, is_digest=True)
-        found = self._ask(
-            " ".join(each.partition("/")[0] for each in places),
+        registry_image = self._ask(
+            " ".join(place.partition("/")[0] for place in places),
             lambda: self.checker.find_image(image, architecture, access),
         )
-        self._note_missing_ca(found.registry, found.repository, access)
-        return found
+        self._note_missing_ca(registry_image.registry, registry_image.repository, access)
+        return registry_image
 
     def _note_missing_ca(self, registry: str, repository: str, access: RegistryAccess) -> None:
         if registry in self._trusted:
@@ -281,7 +281,9 @@ class OnlineChecks:
         self, manifest: install_manifests.InstallManifest, what: str, error: RegistryError
     ) -> None:
         """Report an error; of several images in an unreachable registry, that of the first."""
-        registry = next((name for name, each in self._unreachable.items() if each is error), "")
+        registry = next(
+            (name for name, first_error in self._unreachable.items() if first_error is error), ""
+        )
         if registry and registry in self._named:
             return
         self._named.add(registry)
@@ -293,41 +295,41 @@ class OnlineChecks:
 
 
 def find_access(
-    found: install_manifests.InstallManifests, secret: str, registry: str, pool: str = ""
+    manifests: install_manifests.InstallManifests, secret: str, registry: str, pool: str = ""
 ) -> RegistryAccess:
     """Return the logins of a Secret, and the CAs of the ControllerConfig for a registry.
 
     With a pool, also its mirrors and their CAs: builds pull images from them.
     """
     reader = cluster_reader.ClusterReader(
-        manifest_checks.InstallObjects(found, {}),
+        manifest_checks.InstallObjects(manifests, {}),
         clocks.SystemClock(),
         namespace=image_mode.NAMESPACE,
     )
-    mirrors = find_mirrors(found, pool) if pool else image_mirrors.NO_MIRRORS
+    mirrors = find_mirrors(manifests, pool) if pool else image_mirrors.NO_MIRRORS
     try:
         cas = dict.fromkeys(map(reader.read_ca, (registry, *mirrors.list_registries())))
         ca_pem = "\n".join(filter(None, cas))
     except TreenailError:
         ca_pem = ""
-    return RegistryAccess(find_login(found, secret), ca_pem, mirrors)
+    return RegistryAccess(find_login(manifests, secret), ca_pem, mirrors)
 
 
 def find_mirrors(
-    found: install_manifests.InstallManifests, pool: str
+    manifests: install_manifests.InstallManifests, pool: str
 ) -> image_mirrors.ImageMirrors:
     """Return the mirrors of a pool's builds; other checks report what cannot be read."""
     mirrors = image_mirrors.NO_MIRRORS
     with suppress(TreenailError):
-        rendered, _ = render_pools(found.to_input(), pool)
+        rendered, _ = render_pools(manifests.to_input(), pool)
         if rendered:
             mirrors = image_mirrors.read_config_mirrors(rendered[0].config)
-    return mirrors.add_rules(found.mirror_rules)
+    return mirrors.add_rules(manifests.mirror_rules)
 
 
-def find_login(found: install_manifests.InstallManifests, name: str) -> pullsecret.PullSecret:
+def find_login(manifests: install_manifests.InstallManifests, name: str) -> pullsecret.PullSecret:
     """Return the logins of a Secret among the manifests; none if it is absent or invalid."""
-    secret = manifest_checks.find_namespaced(found, "Secret", name) if name else None
+    secret = manifest_checks.find_namespaced(manifests, "Secret", name) if name else None
     if secret is None:
         return pullsecret.PullSecret()
     try:
@@ -338,21 +340,21 @@ def find_login(found: install_manifests.InstallManifests, name: str) -> pullsecr
         return pullsecret.PullSecret()
 
 
-def find_release_base(found: install_manifests.InstallManifests) -> str:
+def find_release_base(manifests: install_manifests.InstallManifests) -> str:
     """Return the OS image of the release; empty if the manifests do not say it."""
-    configs = found.controller_configs.values()
-    return next((each.base_images.os for each in configs), "")
+    configs = manifests.controller_configs.values()
+    return next((config.base_images.os for config in configs), "")
 
 
 def find_base_image(
-    found: install_manifests.InstallManifests, config: machineosconfig.MachineOSConfig
+    manifests: install_manifests.InstallManifests, config: machineosconfig.MachineOSConfig
 ) -> pullspec.PullSpec | None:
     """Return the base image of a pool's build; None if the manifests do not say it by digest."""
     if config.base_image:
         return parse_image(config.base_image)
     try:
-        rendered, _ = render_pools(found.to_input(), config.pool)
+        rendered, _ = render_pools(manifests.to_input(), config.pool)
     except (ConfigError, TreenailError):
-        return parse_image(find_release_base(found))
-    text = rendered[0].config.os_image_url if rendered else find_release_base(found)
+        return parse_image(find_release_base(manifests))
+    text = rendered[0].config.os_image_url if rendered else find_release_base(manifests)
     return parse_image(text)

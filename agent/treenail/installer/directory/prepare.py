@@ -71,11 +71,11 @@ class CheckedDirectory:
 
     root: Path
     config: install_config.InstallConfig | None
-    found: install_manifests.InstallManifests
+    manifests: install_manifests.InstallManifests
     architectures: Mapping[str, str]
     problems: tuple[InstallProblem, ...]
     notes: tuple[str, ...]
-    manifests: bytes | None
+    generated: bytes | None
     """New content of the file with manifests; empty to remove it, None to keep it."""
     new_config: bytes
     """New content of the install configuration; empty to keep it."""
@@ -109,21 +109,21 @@ def _write_prepared(
         checked.config,
         install_files.InstallDirectory(root).manifests / prepared_manifests.FILE_NAME,
     )
-    edited = drop_prebuilt_tags(root, checked.found)
+    edited = drop_prebuilt_tags(root, checked.manifests)
     lines = [*checked.notes]
-    if checked.manifests and _write_file(files, path, checked.manifests, 0o600, root.stat()):
+    if checked.generated and _write_file(files, path, checked.generated, 0o600, root.stat()):
         lines.append(f"wrote {prepared_manifests.GENERATED_FILE}")
-    if checked.manifests == b"" and files.remove(path):
+    if checked.generated == b"" and files.remove(path):
         lines.append(f"removed {prepared_manifests.GENERATED_FILE}")
     for name, content in edited.items():
-        found = _read_status(root / name)
-        _write_file(files, root / name, content, found.st_mode & 0o777, found)
+        status = _read_status(root / name)
+        _write_file(files, root / name, content, status.st_mode & 0o777, status)
         lines.append(f"removed the tag beside the digest of the pre-built image in {name}")
     if config and checked.new_config:
-        found = _read_status(root / config.name)
-        _write_file(files, root / config.name, checked.new_config, found.st_mode & 0o777, found)
+        status = _read_status(root / config.name)
+        _write_file(files, root / config.name, checked.new_config, status.st_mode & 0o777, status)
         lines.append(f"removed the field {image_mode_field.FIELD} from {config.name}")
-    return [*lines, _describe_result(root, checked.found, config)]
+    return [*lines, _describe_result(root, checked.manifests, config)]
 
 
 def check_directory(
@@ -135,10 +135,10 @@ def check_directory(
     """
     config = read_install_config(root)
     state = _Preparation(problems=[*(config.problems if config else ())])
-    found = _prepare_manifests(root, options, config, state)
+    manifests = _prepare_manifests(root, options, config, state)
     architectures = {**(config.architectures if config else {}), **options.architectures}
     state.problems += manifest_checks.find_manifest_problems(
-        found,
+        manifests,
         architectures,
         # Another installer adds MachineConfigs and the base image later.
         is_complete=config is not None and config.is_own and not state.problems,
@@ -147,15 +147,15 @@ def check_directory(
     if config and config.mode.settings and not config.is_own:
         new_config = _remove_field(config, state)
     if online is not None and not state.problems:
-        problems, notes = online.find_problems(found, architectures)
+        problems, notes = online.find_problems(manifests, architectures)
         state.problems += problems
         state.notes += notes
     return CheckedDirectory(
         root,
         config,
-        found,
+        manifests,
         architectures,
-        tuple(_locate_problems(root, config, found, state)),
+        tuple(_locate_problems(root, config, manifests, state)),
         tuple(state.notes),
         state.content,
         new_config,
@@ -166,25 +166,25 @@ def check_directory(
 def read_install_config(root: Path) -> install_config.InstallConfig | None:
     """Read the install configuration; None without one. Raises `ConfigError` and `FileError`."""
     install_files.require_directory(root, _ACTION)
-    found = []
+    configs = []
     for name in (install_files.INSTALL_CONFIG, install_files.OWN_INSTALL_CONFIG):
         content = _read_config_file(root, name)
         if content is None:
             continue
         try:
-            found.append(install_config.parse_install_config(content, name))
+            configs.append(install_config.parse_install_config(content, name))
         except errors.ConfigError as error:
             text, line = split_location(str(error), name)
             problem = InstallProblem(name, text, error.remedy or "correct the file", line)
             raise InstallDirectoryError(f"cannot read {root}", [problem]) from error
-    with_field = [each for each in found if each.mode.settings is not None]
+    with_field = [config for config in configs if config.mode.settings is not None]
     if len(with_field) > 1:
         raise errors.UsageError(
-            f"cannot prepare {root}: {install_files.INSTALL_CONFIG} and {install_files.OWN_INSTALL_CONFIG} both have the field "
-            f"{image_mode_field.FIELD}",
+            f"cannot prepare {root}: {install_files.INSTALL_CONFIG} and "
+            f"{install_files.OWN_INSTALL_CONFIG} both have the field {image_mode_field.FIELD}",
             remedy="remove one of the two fields",
         )
-    return next(iter([*with_field, *found]), None)
+    return next(iter([*with_field, *configs]), None)
 
 
 def _read_config_file(root: Path, name: str) -> bytes | None:
@@ -205,21 +205,21 @@ def _prepare_manifests(
     """Return the manifests as they will be; set the content of the new file."""
     settings = config.mode.settings if config else None
     if config is None or settings is None:
-        found, problems = install_manifests.collect_install_manifests(root)
+        manifests, problems = install_manifests.collect_install_manifests(root)
         state.problems += problems
-        if not problems and found.settings is None and not found.image_configs:
+        if not problems and manifests.settings is None and not manifests.image_configs:
             where = (
                 config.name
                 if config
                 else f"{install_files.INSTALL_CONFIG} or {install_files.OWN_INSTALL_CONFIG}"
             )
             raise errors.UsageError(
-                f"cannot prepare {root}: there is no field {image_mode_field.FIELD} in {where}, and no "
-                "MachineOSConfig among the manifests",
-                remedy=f"add the field {image_mode_field.FIELD}, see treenail-install(7), or name the install "
-                "directory: treenail-controller install prepare --dir DIR",
+                f"cannot prepare {root}: there is no field {image_mode_field.FIELD} in {where}, "
+                "and no MachineOSConfig among the manifests",
+                remedy=f"add the field {image_mode_field.FIELD}, see treenail-install(7), or name "
+                "the install directory: treenail-controller install prepare --dir DIR",
             )
-        return found
+        return manifests
     generated = install_files.InstallDirectory(root).manifests / prepared_manifests.FILE_NAME
     if problem := manifest_files.find_link_problem(
         root, generated, prepared_manifests.GENERATED_FILE
@@ -230,34 +230,35 @@ def _prepare_manifests(
         state.problems.append(
             InstallProblem(
                 prepared_manifests.GENERATED_FILE,
-                f"it was edited, and {config.name} has the field {image_mode_field.FIELD} that it is written from",
+                f"it was edited, and {config.name} has the field {image_mode_field.FIELD} that it "
+                "is written from",
                 "move your objects to a file of another name, and run: "
                 f"rm '{root / prepared_manifests.GENERATED_FILE}'",
             )
         )
-    found, problems = install_manifests.collect_install_manifests(
+    manifests, problems = install_manifests.collect_install_manifests(
         root, {prepared_manifests.GENERATED_FILE: b""}
     )
     state.problems += problems
     if not settings.is_enabled:
         state.notes.append(f"{image_mode_field.FIELD} is not enabled: no manifest is written")
         state.content = b""
-        return found
+        return manifests
     if config.is_own and config.machines is None:
         state.notes.append(
             f"{config.name} does not say how many machines the control plane has: the first one "
-            f"that joins completes the installation; add, for example: {install_config.CONTROL_PLANE_MACHINES}: "
-            "{replicas: 3}"
+            "that joins completes the installation; add, for example: "
+            f"{install_config.CONTROL_PLANE_MACHINES}: {{replicas: 3}}"
         )
-    inputs = _collect_inputs(root, options, config, settings, found, previous or b"", state)
+    inputs = _collect_inputs(root, options, config, settings, manifests, previous or b"", state)
     if state.problems:
-        return found
+        return manifests
     state.content = prepared_manifests.format_manifests(inputs)
-    found, problems = install_manifests.collect_install_manifests(
+    manifests, problems = install_manifests.collect_install_manifests(
         root, {prepared_manifests.GENERATED_FILE: state.content}
     )
     state.problems += problems
-    return found
+    return manifests
 
 
 def _collect_inputs(
@@ -265,58 +266,64 @@ def _collect_inputs(
     options: PrepareOptions,
     config: install_config.InstallConfig,
     settings: image_mode.ImageMode,
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     previous: bytes,
     state: _Preparation,
 ) -> prepared_manifests.PreparedInputs:
-    owners = {each.pool: each.name for each in found.image_configs.values()}
+    owners = {
+        image_config.pool: image_config.name for image_config in manifests.image_configs.values()
+    }
     images = []
     for pool, line in zip(settings.pools, config.mode.pool_lines, strict=True):
-        if pool.name not in found.pools and pool.name not in prepared_manifests.BUILT_IN_POOLS:
-            known = ", ".join(sorted({*found.pools, *prepared_manifests.BUILT_IN_POOLS}))
+        if pool.name not in manifests.pools and pool.name not in prepared_manifests.BUILT_IN_POOLS:
+            known = ", ".join(sorted({*manifests.pools, *prepared_manifests.BUILT_IN_POOLS}))
             text = f"unknown pool {pool.name:.60}, expected one of {known}"
             remedy = "correct the name, or add a MachineConfigPool of this name to the manifests"
             state.problems.append(InstallProblem(config.name, text, remedy, line))
         elif pool.name in owners:
-            manifest = found.objects["MachineOSConfig", "", owners[pool.name]]
+            manifest = manifests.objects["MachineOSConfig", "", owners[pool.name]]
             state.notes.append(
                 f"{manifest.location}: MachineOSConfig {manifest.name} takes precedence over "
                 f"{config.name}, line {line}"
             )
         else:
             images.append(_read_image(root, config, pool, line, state))
-    named = {*owners, *(each.name for each in settings.pools)}
+    named = {*owners, *(pool.name for pool in settings.pools)}
     for name in (machineconfigpool.MASTER, machineconfigpool.WORKER):
         if name not in named and not config.mode.problems:
             state.problems.append(
                 InstallProblem(
                     config.name,
-                    f"{image_mode_field.FIELD}.pools has no entry for pool {name}: its image needs a "
-                    "renderedImagePushSpec",
+                    f"{image_mode_field.FIELD}.pools has no entry for pool {name}: its image needs "
+                    "a renderedImagePushSpec",
                     f"add: - name: {name}, with renderedImagePushSpec: REGISTRY/REPOSITORY:TAG",
                     config.mode.line,
                 )
             )
     logins = prepared_logins.read_logins(options.pull_secret, options.push_secret, config, previous)
     state.problems += logins.problems
-    pushes = prepared_logins.select_push_logins(config, [each.pool for each in images], logins.push)
+    pushes = prepared_logins.select_push_logins(
+        config, [image.pool for image in images], logins.push
+    )
     # Secrets of these names among the manifests take precedence.
     secrets = {
-        each.name for each in found.list_kind("Secret") if each.namespace == image_mode.NAMESPACE
+        secret.name
+        for secret in manifests.list_kind("Secret")
+        if secret.namespace == image_mode.NAMESPACE
     }
     if prepared_manifests.PUSH_SECRET not in secrets:
         state.problems += pushes.problems
         state.notes += pushes.notes
     wanted = [
-        each
-        for each in prepared_manifests.BUILT_IN_POOLS
-        if each in {machineconfigpool.MASTER, machineconfigpool.WORKER, *named}
+        pool_name
+        for pool_name in prepared_manifests.BUILT_IN_POOLS
+        if pool_name in {machineconfigpool.MASTER, machineconfigpool.WORKER, *named}
     ]
     return prepared_manifests.PreparedInputs(
         settings=settings,
         images=images,
-        pools=[each for each in wanted if each not in found.pools],
-        has_namespace=found.find("Namespace", image_mode.NAMESPACE) is not None,
+        pools=[pool_name for pool_name in wanted if pool_name not in manifests.pools],
+        has_namespace=manifests.find("Namespace", image_mode.NAMESPACE) is not None,
         is_openshift=not config.is_own,
         has_pull_secret=prepared_manifests.PULL_SECRET in secrets,
         pull_secret=PullSecret() if prepared_manifests.PULL_SECRET in secrets else logins.pull,
@@ -347,22 +354,22 @@ def _read_image(
 def _locate_problems(
     root: Path,
     config: install_config.InstallConfig | None,
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     state: _Preparation,
 ) -> list[InstallProblem]:
     """Return the problems with the lines of files that the user has."""
     problems = state.problems
     if config is not None and state.content and state.content != state.previous:
         objects = {
-            each.line: each
-            for each in found.objects.values()
-            if each.file == prepared_manifests.GENERATED_FILE
+            manifest.line: manifest
+            for manifest in manifests.objects.values()
+            if manifest.file == prepared_manifests.GENERATED_FILE
         }
         problems = [
-            move_problem(each, objects.get(each.line), config)
-            if each.file == prepared_manifests.GENERATED_FILE
-            else each
-            for each in problems
+            move_problem(problem, objects.get(problem.line), config)
+            if problem.file == prepared_manifests.GENERATED_FILE
+            else problem
+            for problem in problems
         ]
     return locate_problems(problems, partial(manifest_files.read_manifest, root))
 
@@ -397,8 +404,8 @@ def _write_file(
     has_changed = files.write(path, content, mode=mode)
     if os.geteuid() == 0:
         try:
-            for each in (path, *([path.parent] if is_new_directory else [])):
-                os.chown(each, owner.st_uid, owner.st_gid)
+            for owned_path in (path, *([path.parent] if is_new_directory else [])):
+                os.chown(owned_path, owner.st_uid, owner.st_gid)
         except OSError as error:
             raise errors.FileError(f"cannot set the owner of {path}: {error.strerror}") from error
     return has_changed
@@ -406,10 +413,10 @@ def _write_file(
 
 def _describe_result(
     root: Path,
-    found: install_manifests.InstallManifests,
+    manifests: install_manifests.InstallManifests,
     config: install_config.InstallConfig | None,
 ) -> str:
-    pools = sorted(each.pool for each in found.image_configs.values())
+    pools = sorted(image_config.pool for image_config in manifests.image_configs.values())
     if config and config.mode.settings and not config.mode.settings.is_enabled:
         return f"{root} installs without image mode"
     return f"{root} is prepared; pools with an image: {', '.join(pools)}"
@@ -452,7 +459,8 @@ def read_containerfile(
         return "", [
             InstallProblem(
                 name,
-                f"expected at most {machineosconfig.CONTAINERFILE_LIMIT} characters, found {size} bytes",
+                f"expected at most {machineosconfig.CONTAINERFILE_LIMIT} characters, found {size} "
+                "bytes",
                 "move files into the ConfigMap that the annotation treenail.io/context names, and "
                 "copy them",
             )
@@ -469,18 +477,22 @@ def read_containerfile(
         *containerfile_problems.find_containerfile_problems(text),
         *manifest_checks.find_source_problems(text, ()),
     ]
-    return text, [InstallProblem(name, each.text, each.remedy, each.line) for each in problems]
+    return text, [
+        InstallProblem(name, problem.text, problem.remedy, problem.line) for problem in problems
+    ]
 
 
-def drop_prebuilt_tags(root: Path, found: install_manifests.InstallManifests) -> dict[str, bytes]:
+def drop_prebuilt_tags(
+    root: Path, manifests: install_manifests.InstallManifests
+) -> dict[str, bytes]:
     """Return the new contents of files by path below the directory; all other bytes stay.
 
     Raises `InstallDirectoryError` where an annotation is written in a way that no edit can change
     safely, and `FileError`.
     """
     contents: dict[str, bytes] = {}
-    for manifest in found.list_kind(machineosconfig.KIND):
-        annotations = found.image_configs[manifest.name].metadata.annotations
+    for manifest in manifests.list_kind(machineosconfig.KIND):
+        annotations = manifests.image_configs[manifest.name].metadata.annotations
         if key.PRE_BUILT_IMAGE not in annotations:
             continue
         image = manifest_checks.parse_prebuilt_image(annotations[key.PRE_BUILT_IMAGE])
@@ -505,16 +517,19 @@ def _has_values(edited: bytes, content: bytes, old: str, new: str) -> bool:
         after = documents.load_documents(edited, where="")
     except errors.ConfigError:
         return False
-    return before != after and [_replace_annotation(each, old, new) for each in before] == after
+    return (
+        before != after
+        and [_replace_annotation(document, old, new) for document in before] == after
+    )
 
 
 def _replace_annotation(value: object, old: str, new: str) -> object:
     if isinstance(value, list):
-        return [_replace_annotation(each, old, new) for each in value]
+        return [_replace_annotation(element, old, new) for element in value]
     if not isinstance(value, dict):
         return value
     changed: decode.Json = {
-        name: _replace_annotation(each, old, new) for name, each in value.items()
+        name: _replace_annotation(member, old, new) for name, member in value.items()
     }
     if changed.get(key.PRE_BUILT_IMAGE) == old:
         changed[key.PRE_BUILT_IMAGE] = new
@@ -566,7 +581,7 @@ def _find_origin(
         )
     if manifest.kind != machineosconfig.KIND:
         return (image_mode_field.FIELD,)
-    names = [each.name for each in config.mode.settings.pools]
+    names = [pool.name for pool in config.mode.settings.pools]
     lines = dict(zip(names, config.mode.pool_lines, strict=True))
     for path, line in positions.lines.items():
         if path[:-1] == (image_mode_field.FIELD, "pools") and line == lines.get(manifest.name):

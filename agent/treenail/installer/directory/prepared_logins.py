@@ -87,8 +87,9 @@ def select_push_logins(
             chosen[entry] = logins.credentials[entry]
         elif manifest_checks.is_cluster_registry(pool.push_spec):
             notes.append(
-                f"pool {pool.name}: the login for {spec.registry} exists with the cluster; "
-                f"create Secret {image_mode.NAMESPACE}/{prepared_manifests.PUSH_SECRET} with it before the hand-over"
+                f"pool {pool.name}: the login for {spec.registry} exists with the cluster; create "
+                f"Secret {image_mode.NAMESPACE}/{prepared_manifests.PUSH_SECRET} with it before "
+                "the hand-over"
             )
         else:
             text = f"pool {pool.name}: there is no login for {spec.registry}, which gets its image"
@@ -108,7 +109,7 @@ def _read_login_file(path: Path) -> pullsecret.PullSecret:
 
 def _find_earlier_logins(previous: bytes) -> dict[str, pullsecret.PullSecret]:
     """Return the logins from options in manifests of an earlier run, by name of the Secret."""
-    found = {}
+    logins = {}
     try:
         for document in documents.load_documents(previous, where="the manifests"):
             meta = decode.Fields.from_json(document, "").get_object("metadata")
@@ -116,10 +117,10 @@ def _find_earlier_logins(previous: bytes) -> dict[str, pullsecret.PullSecret]:
                 prepared_manifests.FROM_OPTION
             ):
                 name = meta.get_text("name")
-                found[name] = pullsecret.read_login_secret(document, where=name)
+                logins[name] = pullsecret.read_login_secret(document, where=name)
     except (errors.ConfigError, errors.CredentialError):
         return {}
-    return found
+    return logins
 
 
 def _find_entry(logins: pullsecret.PullSecret, spec: push_spec.PushSpec) -> str:

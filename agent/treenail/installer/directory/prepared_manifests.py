@@ -63,7 +63,7 @@ class PreparedInputs:
 
 def format_manifests(inputs: PreparedInputs) -> bytes:
     """Return the content of the file; equal inputs give equal bytes."""
-    body = "---\n".join(documents.dump_document(each) for each in _build_objects(inputs))
+    body = "---\n".join(documents.dump_document(document) for document in _build_objects(inputs))
     return f"{_HEADER}{_hash(body.encode())}\n{body}".encode()
 
 
@@ -79,21 +79,21 @@ def _hash(body: bytes) -> str:
 
 def _build_objects(inputs: PreparedInputs) -> list[decode.Json]:
     has_logins = bool(inputs.pull_secret.credentials)
-    found: list[decode.Json] = []
+    objects: list[decode.Json] = []
     if not inputs.has_namespace:
-        found.append(
+        objects.append(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": image_mode.NAMESPACE}}
         )
     if inputs.images and has_logins:
-        found.append(_build_secret(PULL_SECRET, inputs.pull_secret, inputs))
+        objects.append(_build_secret(PULL_SECRET, inputs.pull_secret, inputs))
     if inputs.images and inputs.push_secret.credentials:
-        found.append(_build_secret(PUSH_SECRET, inputs.push_secret, inputs))
-    found += [build_pool(each, is_openshift=inputs.is_openshift) for each in inputs.pools]
+        objects.append(_build_secret(PUSH_SECRET, inputs.push_secret, inputs))
+    objects += [build_pool(pool, is_openshift=inputs.is_openshift) for pool in inputs.pools]
     names_pull_secret = has_logins or inputs.has_pull_secret
-    found += [
-        _build_image_config(each, has_pull_secret=names_pull_secret) for each in inputs.images
+    objects += [
+        _build_image_config(image, has_pull_secret=names_pull_secret) for image in inputs.images
     ]
-    return [*found, image_mode_field.build_settings_configmap(inputs.settings)]
+    return [*objects, image_mode_field.build_settings_configmap(inputs.settings)]
 
 
 def build_pool(name: str, *, is_openshift: bool) -> decode.Json:
@@ -165,8 +165,8 @@ def require_prepared(directory: install_files.InstallDirectory) -> None:
         return
     cause = _find_unprepared_field(directory)
     if not cause:
-        found, problems = install_manifests.collect_install_manifests(directory.root)
-        if not found.pools and not problems:
+        manifests, problems = install_manifests.collect_install_manifests(directory.root)
+        if not manifests.pools and not problems:
             cause = "its manifests have no MachineConfigPool"
     if cause:
         raise errors.UsageError(
@@ -187,5 +187,8 @@ def _find_unprepared_field(directory: install_files.InstallDirectory) -> str:
         with suppress(errors.ConfigError):
             settings = install_config.parse_install_config(content, name).mode.settings
             if settings is not None and settings.is_enabled:
-                return f"{name} has the field {image_mode_field.FIELD}, and there is no {GENERATED_FILE}"
+                return (
+                    f"{name} has the field {image_mode_field.FIELD}, and there is no "
+                    f"{GENERATED_FILE}"
+                )
     return ""

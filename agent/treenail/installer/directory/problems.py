@@ -35,8 +35,8 @@ class InstallProblem:
 def split_location(message: str, file: str) -> tuple[str, int]:
     """Return the text and the line of an error about a file; 0 without a line."""
     text = message.removeprefix(file).lstrip(":, ")
-    found = _LINE.match(text)
-    return (text[found.end() :], int(found[1])) if found else (text, 0)
+    match = _LINE.match(text)
+    return (text[match.end() :], int(match[1])) if match else (text, 0)
 
 
 class InstallDirectoryError(ConfigError):
@@ -44,7 +44,9 @@ class InstallDirectoryError(ConfigError):
 
     def __init__(self, what: str, problems: Sequence[InstallProblem]) -> None:
         """``what`` begins the message, such as ``cannot prepare DIR``."""
-        self.problems = tuple(sorted(set(problems), key=lambda each: (each.file, each.line)))
+        self.problems = tuple(
+            sorted(set(problems), key=lambda problem: (problem.file, problem.line))
+        )
         count = len(self.problems)
         shown = "; ".join(map(str, self.problems[:MAX_REPORTED]))
         more = f"; and {count - MAX_REPORTED} more" if count > MAX_REPORTED else ""
@@ -56,7 +58,7 @@ class InstallDirectoryError(ConfigError):
         rest = len(self.problems) - MAX_REPORTED
         return [
             self.headline,
-            *(f"  {each}" for each in self.problems[:MAX_REPORTED]),
+            *(f"  {problem}" for problem in self.problems[:MAX_REPORTED]),
             *([f"  and {rest} more"] if rest > 0 else []),
         ]
 
@@ -74,11 +76,11 @@ def find_field_path(text: str) -> yaml11.FieldPath:
     """Return the field with which the text of a problem begins; empty without one."""
     if annotation := _ANNOTATION.match(text):
         return ("metadata", "annotations", annotation[1])
-    found = _PATH.match(text)
-    if not found:
+    match = _PATH.match(text)
+    if not match:
         return ()
     return tuple(
-        int(index) if index else key or name for index, key, name in _PART.findall(found[1])
+        int(index) if index else key or name for index, key, name in _PART.findall(match[1])
     )
 
 
@@ -90,17 +92,17 @@ def locate_problems(
     ``read`` returns the content of a file; None for one that cannot be read.
     """
     known: dict[tuple[str, int], yaml11.YamlPositions | None] = {}
-    found = []
-    for each in problems:
-        place = (each.file, each.line)
-        if each.path and place not in known:
-            known[place] = _find_positions(read(each.file), each)
-        positions = known.get(place) if each.path else None
+    located = []
+    for problem in problems:
+        place = (problem.file, problem.line)
+        if problem.path and place not in known:
+            known[place] = _find_positions(read(problem.file), problem)
+        positions = known.get(place) if problem.path else None
         if positions is None:
-            found.append(each)
+            located.append(problem)
         else:
-            found.append(replace(each, line=positions.find_line(*each.path), path=()))
-    return found
+            located.append(replace(problem, line=positions.find_line(*problem.path), path=()))
+    return located
 
 
 def _find_positions(content: bytes | None, problem: InstallProblem) -> yaml11.YamlPositions | None:

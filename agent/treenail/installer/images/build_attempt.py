@@ -208,8 +208,8 @@ class BuildAttempt:
                 facts = replace(facts, image=image)
             systems[system.wanted.name] = facts
         sources = tuple(
-            (each.architecture, systems[each.wanted.name].image or plan.wanted.base_image)
-            for each in plan.systems
+            (system.architecture, systems[system.wanted.name].image or plan.wanted.base_image)
+            for system in plan.systems
         )
         question = build_facts.AppendConfig(
             "", number, sources, plan.wanted.push_spec, plan.wanted.config
@@ -401,14 +401,14 @@ def upload_base(
     A failure is none of the build. Closes the client.
     """
     # Before buildah adds images to the layout.
-    found = _find_base(directories, base_image)
-    if found is None:
+    base = _find_base(directories, base_image)
+    if base is None:
         yield
         return
     # A daemon: after a signal nothing waits for it.
     thread = Thread(
         target=_upload,
-        args=(client, repository, directories, found),
+        args=(client, repository, directories, base),
         name="base-upload",
         daemon=True,
     )
@@ -422,7 +422,7 @@ def _find_base(
 ) -> build_layout.LayoutImage | None:
     try:
         images = directories.read_fetched().images
-        name = next((each.name for each in images if each.reference == base_image), None)
+        name = next((image.name for image in images if image.reference == base_image), None)
         return (
             None if name is None else build_layout.ImageLayout(directories.layout).read_named(name)
         )

@@ -94,7 +94,7 @@ def make_built_object(
         **document,
         "status": {
             "conditions": [
-                replace(each, last_transition_time=ended).to_json() for each in conditions
+                replace(condition, last_transition_time=ended).to_json() for condition in conditions
             ],
             "buildStart": began,
             "buildEnd": ended,
@@ -124,7 +124,7 @@ def decode_built_image(content: bytes, *, where: str) -> BuiltPoolImage:
         build_name=build.name,
         architectures=build_objects.read_architectures(build),
         system_images=tuple(
-            each.image for each in build_objects.read_systems(build).values() if each.image
+            system.image for system in build_objects.read_systems(build).values() if system.image
         ),
     )
 
@@ -145,8 +145,8 @@ def export_pool_image(image: BuiltPoolImage, storage: Path, target: Path) -> str
     repository = image.repository.partition("/")[2]
     name = image.build_name
     media_type, size = _copy_manifest(blobs, layout, image.digest)
-    for each in (image.digest, *_list_instances(blobs, image.digest)):
-        tag = referrers.make_referrers_tag(each)
+    for digest in (image.digest, *_list_instances(blobs, image.digest)):
+        tag = referrers.make_referrers_tag(digest)
         if attached := blobs.find_tag(repository, tag):
             attached_type, attached_size = _copy_manifest(blobs, layout, attached)
             layout.set_name(tag, attached, attached_type, attached_size)

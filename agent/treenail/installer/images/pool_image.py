@@ -40,12 +40,16 @@ OBJECT_LIMIT = 1024 * 1024
 _WAIT_S = 5.0
 _CAUSE_LIMIT = 500  # characters
 _HOST_REMEDIES = {
-    build_result.BuildReason.DEADLINE_EXCEEDED: "allow more time: --build-timeout TIME, --push-timeout TIME",
+    build_result.BuildReason.DEADLINE_EXCEEDED: (
+        "allow more time: --build-timeout TIME, --push-timeout TIME"
+    ),
     build_result.BuildReason.DISK_FULL: "free disk space below DIR",
     build_result.BuildReason.REGISTRY_FULL: (
         "free disk space below DIR, or set a higher limit with --registry-storage-limit"
     ),
-    build_result.BuildReason.OUT_OF_MEMORY: "free memory on this host, or reduce what the instruction needs",
+    build_result.BuildReason.OUT_OF_MEMORY: (
+        "free memory on this host, or reduce what the instruction needs"
+    ),
     build_result.BuildReason.EVICTED: "free memory on this host: the build was killed",
     build_result.BuildReason.BUILDER_FAILED: (
         "check that buildah is installed, and that this host allows user namespaces: "
@@ -54,7 +58,9 @@ _HOST_REMEDIES = {
 }
 """Remedies on this host, where those of Jobs do not help."""
 _FINAL = frozenset({
-    build_result.BuildReason.BASE_LOGIN_REFUSED, build_result.BuildReason.PUSH_LOGIN_REFUSED, build_result.BuildReason.DEADLINE_EXCEEDED,
+    build_result.BuildReason.BASE_LOGIN_REFUSED,
+    build_result.BuildReason.PUSH_LOGIN_REFUSED,
+    build_result.BuildReason.DEADLINE_EXCEEDED,
 })  # fmt: skip
 """Reasons that no attempt ends: only a user changes Secrets of a directory, and time limits.
 
@@ -292,8 +298,8 @@ class PoolImageBuilder:
             raise _make_error(
                 pool,
                 build_result.BuildReason.DISK_FULL,
-                f"the file system of {path} has {install_files.format_bytes(free)} free, and a build on this "
-                f"base image needs {install_files.format_bytes(needed)}",
+                f"the file system of {path} has {install_files.format_bytes(free)} free, and a "
+                f"build on this base image needs {install_files.format_bytes(needed)}",
                 f"free space below {path}",
             )
 
@@ -386,10 +392,10 @@ class PoolImageBuilder:
         """Return the remedy on this host, which differs from that of a Job."""
         if reason is build_result.BuildReason.REGISTRY_FULL and self._registry is None:
             return build_result.REMEDIES[reason]
-        found = _HOST_REMEDIES.get(reason)
-        if found is None:
+        remedy = _HOST_REMEDIES.get(reason)
+        if remedy is None:
             return build_result.REMEDIES[reason]
-        return found.replace("DIR", str(self._directory.private))
+        return remedy.replace("DIR", str(self._directory.private))
 
     def _make_failure(
         self,
@@ -442,8 +448,10 @@ BOOTSTRAP_POOLS = ("master", "arbiter")
 
 def list_built_pools(manifests: install_manifests.InstallManifests) -> tuple[str, ...]:
     """Return the pools whose images are built on the bootstrap host: not those built before."""
-    found = {each.pool for each in manifests.image_configs.values() if not each.pre_built_image}
-    return tuple(name for name in BOOTSTRAP_POOLS if name in found and name in manifests.pools)
+    pools = {
+        config.pool for config in manifests.image_configs.values() if not config.pre_built_image
+    }
+    return tuple(name for name in BOOTSTRAP_POOLS if name in pools and name in manifests.pools)
 
 
 def make_build_inputs(
@@ -458,10 +466,10 @@ def make_build_inputs(
 
     ``namespace`` is that of builds in the future cluster.
     """
-    documents = {each.rendered.name: each.rendered.config.to_json() for each in pools}
+    documents = {pool.rendered.name: pool.rendered.config.to_json() for pool in pools}
     return PoolBuildInputs(
-        next(each for each in manifests.image_configs.values() if each.pool == name),
-        next(each.pool for each in pools if each.pool.name == name),
+        next(config for config in manifests.image_configs.values() if config.pool == name),
+        next(pool.pool for pool in pools if pool.pool.name == name),
         manifest_checks.InstallObjects(manifests, documents),
         namespace,
         architecture,

@@ -139,8 +139,10 @@ def format_objects(content: bytes, *, where: str) -> bytes:
 
     Raises `ConfigError` if the file cannot be parsed: a Secret in it cannot be recognized then.
     """
-    found = [withhold_object(each) for each in documents.load_documents(content, where=where)]
-    return "---\n".join(map(documents.dump_document, found)).encode("utf-8", "replace")
+    objects = [
+        withhold_object(document) for document in documents.load_documents(content, where=where)
+    ]
+    return "---\n".join(map(documents.dump_document, objects)).encode("utf-8", "replace")
 
 
 def withhold_document(content: bytes, *, where: str) -> object:
@@ -152,21 +154,23 @@ def withhold_document(content: bytes, *, where: str) -> object:
 def withhold_object(document: decode.Json) -> decode.Json:
     """Return the object without Secrets' values, contents of secret files, and known secrets."""
     withheld = _withhold_value(document)
-    found = _restore_references(withheld, redact.redact_json(withheld))
-    return found if isinstance(found, dict) else {}
+    restored = _restore_references(withheld, redact.redact_json(withheld))
+    return restored if isinstance(restored, dict) else {}
 
 
 def _withhold_value(value: object) -> object:
     if isinstance(value, list):
-        return [_withhold_value(each) for each in value]
+        return [_withhold_value(element) for element in value]
     if not isinstance(value, dict):
         return value
-    found = {name: _withhold_value(each) for name, each in value.items() if name != _LAST_APPLIED}
+    kept = {
+        name: _withhold_value(member) for name, member in value.items() if name != _LAST_APPLIED
+    }
     if value.get("kind") == "Secret":
-        found |= {name: _withhold_fields(value[name]) for name in _SECRET_FIELDS if name in value}
+        kept |= {name: _withhold_fields(value[name]) for name in _SECRET_FIELDS if name in value}
     if isinstance(value.get("ignition"), dict):
-        return _withhold_ignition(found)
-    return found
+        return _withhold_ignition(kept)
+    return kept
 
 
 def _withhold_fields(fields: object) -> object:
@@ -191,8 +195,8 @@ def _restore_references(original: object, redacted: object) -> object:
         return original
     if isinstance(original, dict) and isinstance(redacted, dict):
         return {
-            name: _restore_references(original[name], each) if name in original else each
-            for name, each in redacted.items()
+            name: _restore_references(original[name], member) if name in original else member
+            for name, member in redacted.items()
         }
     if isinstance(original, list) and isinstance(redacted, list):
         return list(map(_restore_references, original, redacted))

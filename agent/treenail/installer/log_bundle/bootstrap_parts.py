@@ -138,12 +138,12 @@ def _describe_host(
 
 
 def _measure_disks(root: Path) -> dict[str, object]:
-    found: dict[str, object] = {}
+    disks: dict[str, object] = {}
     for path in (root, Path(tempfile.gettempdir())):
         if path.is_dir():
             usage = shutil.disk_usage(path)
-            found[str(path)] = {"bytes": usage.total, "free": usage.free}
-    return found
+            disks[str(path)] = {"bytes": usage.total, "free": usage.free}
+    return disks
 
 
 def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str:
@@ -176,9 +176,9 @@ def list_files(folder: Path) -> list[Path]:
 
 def describe_files(folder: Path) -> list[dict[str, object]]:
     """List names, modes, owners, sizes and times of all entries below a folder, no contents."""
-    found: list[dict[str, object]] = []
+    files: list[dict[str, object]] = []
     for path, status in _walk(folder):
-        found.append(
+        files.append(
             {
                 "path": str(path.relative_to(folder)),
                 "mode": stat.filemode(status.st_mode),
@@ -187,7 +187,7 @@ def describe_files(folder: Path) -> list[dict[str, object]]:
                 "changed": clocks.format_rfc3339(status.st_mtime),
             }
         )
-    return sorted(found, key=lambda each: str(each["path"]))
+    return sorted(files, key=lambda file: str(file["path"]))
 
 
 def read_document(path: Path) -> bytes:
@@ -225,10 +225,10 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     while waiting:
         here, depth_left = waiting.pop()
         try:
-            found = sorted(here.iterdir())
+            paths = sorted(here.iterdir())
         except OSError:
             continue
-        for path in found:
+        for path in paths:
             count += 1
             if count > _MAX_FILES:
                 return
@@ -256,10 +256,10 @@ def _open_file(path: Path) -> Iterator[int]:
 
 
 def _read_span(descriptor: int, start: int, size: int) -> bytes:
-    found = bytearray()
-    while chunk := os.pread(descriptor, size - len(found), start + len(found)):
-        found += chunk
-    return bytes(found)
+    content = bytearray()
+    while chunk := os.pread(descriptor, size - len(content), start + len(content)):
+        content += chunk
+    return bytes(content)
 
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -308,9 +308,9 @@ def _find_layout_manifests(folder: Path, layout: Path) -> Iterator[tuple[str, Pa
 
 
 def _find_storage(path: Path) -> Path | None:
-    for each in path.parents:
-        if each.parts[-3:] == _STORAGE.parts:
-            return each
+    for parent in path.parents:
+        if parent.parts[-3:] == _STORAGE.parts:
+            return parent
     return None
 
 
@@ -331,6 +331,8 @@ def _find_digests(path: Path, field: str) -> list[str]:
         return []
     value = document.get(field) if isinstance(document, dict) else None
     descriptors = value if isinstance(value, list) else [value]
-    digests = (each.get("digest") for each in descriptors if isinstance(each, dict))
-    matches = (_DIGEST.fullmatch(each) for each in digests if isinstance(each, str))
+    digests = (
+        descriptor.get("digest") for descriptor in descriptors if isinstance(descriptor, dict)
+    )
+    matches = (_DIGEST.fullmatch(digest) for digest in digests if isinstance(digest, str))
     return [match[1] for match in matches if match]

@@ -39,32 +39,32 @@ def add_cluster_parts(bundle: LogBundle, open_cluster: OpenCluster) -> tuple[str
 
     A cluster that does not answer is recorded as missing, with one attempt.
     """
-    found: dict[resources.Resource, tuple[decode.Json, ...]] = {}
+    objects: dict[resources.Resource, tuple[decode.Json, ...]] = {}
     try:
         with open_cluster() as client:
             for resource in _RESOURCES:
                 try:
-                    found[resource] = client.list(resource).items
+                    objects[resource] = client.list(resource).items
                 except errors.NotFoundError as error:
                     # The controllers, which bring the kind, are not installed yet.
                     bundle.note_missing(f"{PREFIX}/{resource.plural}.yaml", str(error))
     except (errors.ClusterError, errors.UsageError) as error:
         bundle.note_missing(PREFIX, str(error))
-    for resource, items in found.items():
+    for resource, items in objects.items():
         name = f"{PREFIX}/{resource.plural}.yaml"
         bundle.add_part(name, partial(_format_items, items, resource))
-    return tuple(_describe_pools(found))
+    return tuple(_describe_pools(objects))
 
 
 def _format_items(items: tuple[decode.Json, ...], resource: resources.Resource) -> bytes:
     # API servers leave kind and version out of the items of a list.
     kind: decode.Json = {"apiVersion": resource.api_version, "kind": resource.kind}
-    text = "".join(f"---\n{json.dumps({**kind, **each})}\n" for each in items)
+    text = "".join(f"---\n{json.dumps({**kind, **item})}\n" for item in items)
     return format_objects(text.encode(), where=resource.plural)
 
 
-def _describe_pools(found: dict[resources.Resource, tuple[decode.Json, ...]]) -> Iterator[str]:
-    if not found.keys() >= {
+def _describe_pools(objects: dict[resources.Resource, tuple[decode.Json, ...]]) -> Iterator[str]:
+    if not objects.keys() >= {
         resources.MACHINECONFIGPOOLS,
         resources.MACHINEOSCONFIGS,
         resources.MACHINEOSBUILDS,
@@ -72,9 +72,9 @@ def _describe_pools(found: dict[resources.Resource, tuple[decode.Json, ...]]) ->
         return
     try:
         progress = parse_objects(
-            found[resources.MACHINECONFIGPOOLS],
-            found[resources.MACHINEOSCONFIGS],
-            found[resources.MACHINEOSBUILDS],
+            objects[resources.MACHINECONFIGPOOLS],
+            objects[resources.MACHINEOSCONFIGS],
+            objects[resources.MACHINEOSBUILDS],
         )
     except errors.ConfigError as error:
         yield f"cannot read the pools: {error}"
@@ -124,13 +124,13 @@ class NodeParts:
 
 def parse_node_address(text: str) -> NodeAddress:
     """Parse ``[USER@]ADDRESS``; raise `UsageError`."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None:
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
         raise errors.UsageError(
             f"cannot use the node address {text:.100}: expected [USER@]ADDRESS",
             remedy="name a host or an IP address, for example --node core@192.0.2.10",
         )
-    return NodeAddress(found["host"].strip("[]"), found["user"] or DEFAULT_USER)
+    return NodeAddress(match["host"].strip("[]"), match["user"] or DEFAULT_USER)
 
 
 def add_node_parts(
@@ -202,7 +202,7 @@ def unpack_parts(archive: bytes) -> list[tuple[str, bytes]]:
 
     Only regular files with plain names are read, within limits: the node may be compromised.
     """
-    found: list[tuple[str, bytes]] = []
+    parts: list[tuple[str, bytes]] = []
     try:
         with gzip.open(io.BytesIO(archive)) as packed:
             unpacked = packed.read(_UNPACKED_LIMIT + 1)
@@ -211,13 +211,13 @@ def unpack_parts(archive: bytes) -> list[tuple[str, bytes]]:
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             for entry in tar:
                 name = entry.name.partition("/")[2]
-                if len(found) < _MAX_PARTS and entry.isreg() and _is_plain_name(name):
+                if len(parts) < _MAX_PARTS and entry.isreg() and _is_plain_name(name):
                     file = tar.extractfile(entry)
                     content = file.read(_PART_LIMIT) if file else b""
-                    found.append((name, _withhold_part(name, content)))
+                    parts.append((name, _withhold_part(name, content)))
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise errors.HostError("the archive of `treenail collect` is damaged") from error
-    return found
+    return parts
 
 
 def _is_plain_name(name: str) -> bool:

@@ -124,7 +124,7 @@ def format_summary(
     """
     lines = [*_format_steps(state), *_format_status(status)]
     if pools:
-        lines += ["", "Pools of the cluster:", *(f"  {each}" for each in pools)]
+        lines += ["", "Pools of the cluster:", *(f"  {sentence}" for sentence in pools)]
     lines += ["", *_format_places(part_names)]
     if missing:
         lines += ["", "Missing parts:", *(f"  {name}: {why}" for name, why in missing.items())]

@@ -39,15 +39,15 @@ def format_plan(
         yield f"note: this is the plan after: {command}"
     reasons = [
         *map(str, checked.problems),
-        *(f"pool {plan.name}: {each}" for plan in plans for each in plan.problems),
-        *(f"this host: {each}" for each in host),
+        *(f"pool {plan.name}: {problem}" for plan in plans for problem in plan.problems),
+        *(f"this host: {problem}" for problem in host),
     ]
     if not reasons:
         yield "no reason found why the installation would fail"
         return
     yield f"the installation would fail, {len(reasons)} reason{'' if len(reasons) == 1 else 's'}:"
-    for each in reasons:
-        yield f"  {each}"
+    for reason in reasons:
+        yield f"  {reason}"
 
 
 def convert_to_json(
@@ -57,10 +57,15 @@ def convert_to_json(
 ) -> dict[str, object]:
     """Convert the plan to a document."""
     return {
-        "pools": [_convert_pool(each) for each in plans],
+        "pools": [_convert_pool(plan) for plan in plans],
         "problems": [
-            {"file": each.file, "line": each.line or None, "text": each.text, "remedy": each.remedy}
-            for each in checked.problems
+            {
+                "file": problem.file,
+                "line": problem.line or None,
+                "text": problem.text,
+                "remedy": problem.remedy,
+            }
+            for problem in checked.problems
         ],
         "hostProblems": list(host),
         "notes": list(checked.notes),
@@ -99,12 +104,12 @@ def _format_pool(plan: install_plan.PoolInstallPlan) -> Iterator[str]:
     if plan.estimate:
         duration = terminal.format_duration(plan.estimate.seconds)
         yield f"  expected:   {duration} ({plan.estimate.why})"
-    for number, each in enumerate(plan.first_boot, 1):
-        yield f"  {'first boot: ' if number == 1 else '            '}{number}. {each}"
+    for number, line in enumerate(plan.first_boot, 1):
+        yield f"  {'first boot: ' if number == 1 else '            '}{number}. {line}"
     if plan.source is not install_plan.InstallImageSource.NONE:
         yield f"  reboots:    {plan.reboots}"
-    for each in plan.notes:
-        yield f"  note:       {each}"
+    for note in plan.notes:
+        yield f"  note:       {note}"
 
 
 _BUILT = (install_plan.InstallImageSource.BUILD, install_plan.InstallImageSource.LAYER)
@@ -152,12 +157,12 @@ def print_plan(arguments: argparse.Namespace) -> int:
         online.base_sizes if online else {},
         read_measured_seconds(directory, files),
     )
-    plans = install_plan.plan_install(checked.found, facts, clock)
+    plans = install_plan.plan_install(checked.manifests, facts, clock)
     host = []
     if arguments.bootstrap_host:
         size = max(facts.base_sizes.values(), default=0)
         host = _check_host(directory, checked, plans, HostChecker(clock), size)
-    has_failed = bool(checked.problems or host or any(each.problems for each in plans))
+    has_failed = bool(checked.problems or host or any(plan.problems for plan in plans))
     output_format.print_output(
         arguments.output,
         kind="InstallPlan",
@@ -172,7 +177,7 @@ def read_measured_seconds(
     directory: install_files.InstallDirectory, files: install_files.InstallFiles
 ) -> dict[str, float]:
     """Return the seconds of finished builds by pool; none if the state cannot be read."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     try:
         document = codec.parse_json(files.read(directory.state) or b"{}")
         steps = document.get("steps") if isinstance(document, dict) else None
@@ -180,10 +185,10 @@ def read_measured_seconds(
             kind, _, pool = str(step["name"]).partition(":")
             if (kind, step["state"]) == ("build", "done"):
                 began, ended = (datetime.fromisoformat(step[name]) for name in ("began", "ended"))
-                found[pool] = (ended - began).total_seconds()
+                seconds[pool] = (ended - began).total_seconds()
     except (errors.TreenailError, ValueError, LookupError, TypeError):
         return {}
-    return found
+    return seconds
 
 
 def _check_host(
@@ -193,11 +198,11 @@ def _check_host(
     checker: HostChecker,
     base_size: int,
 ) -> list[str]:
-    settings = checked.found.settings or ImageMode()
-    own = [each for each in plans if each.name in BOOTSTRAP_POOLS and each.source in _BUILT]
+    settings = checked.manifests.settings or ImageMode()
+    own = [plan for plan in plans if plan.name in BOOTSTRAP_POOLS and plan.source in _BUILT]
     wanted = {
-        each.name: checked.architectures.get(each.name, manifest_checks.DEFAULT_ARCHITECTURE)
-        for each in own
+        plan.name: checked.architectures.get(plan.name, manifest_checks.DEFAULT_ARCHITECTURE)
+        for plan in own
     }
-    found = checker.check_architectures(wanted)
-    return found + (checker.find_problems(directory, settings, own, base_size) if own else [])
+    problems = checker.check_architectures(wanted)
+    return problems + (checker.find_problems(directory, settings, own, base_size) if own else [])
