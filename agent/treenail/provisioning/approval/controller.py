@@ -173,8 +173,8 @@ class ApprovalController:
             document = self._client.get(resources.CERTIFICATESIGNINGREQUESTS, request.name)
         except errors.NotFoundError:
             return
-        found = KubeletRequest.from_json(document)
-        if found != request:
+        current = KubeletRequest.from_json(document)
+        if current != request:
             # Another object of the same name, or decided meanwhile; the watch reports it.
             return
         message = f"access token {request.token} permits node {request.node}"

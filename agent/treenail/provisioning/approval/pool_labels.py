@@ -148,12 +148,12 @@ def choose_labels(
     labels = dict(node.labels)
     if find_membership(node.name, labels, pools) is not None:
         return {}
-    found = next((each for each in pools if each.name == pool), None)
-    if found is None:
+    target_pool = next((candidate for candidate in pools if candidate.name == pool), None)
+    if target_pool is None:
         raise errors.ConfigError(
             f"cannot label Node {node.name}: MachineConfigPool {pool} does not exist"
         )
-    needed = _read_labels(found)
+    needed = _read_labels(target_pool)
     if not needed:
         raise errors.ConfigError(
             f"cannot label Node {node.name}: the nodeSelector of MachineConfigPool {pool} has "
@@ -174,7 +174,11 @@ def _read_labels(pool: machineconfigpool.MachineConfigPool) -> dict[str, str] | 
     """Return the labels of the pool's members; None if its selector says more than labels."""
     requirements = pool.node_selector.requirements if pool.node_selector else ()
     is_exact = all(
-        each.operator is label_selector.SelectorOperator.IN and len(each.values) == 1
-        for each in requirements
+        requirement.operator is label_selector.SelectorOperator.IN and len(requirement.values) == 1
+        for requirement in requirements
     )
-    return {each.key: each.values[0] for each in requirements} if is_exact else None
+    return (
+        {requirement.key: requirement.values[0] for requirement in requirements}
+        if is_exact
+        else None
+    )

@@ -86,7 +86,7 @@ class KubeletRequest:
             problem = "its groups name several machines"
         status = fields.get_object("status")
         conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
-        decisions = {each.type: each for each in conditions}
+        decisions = {condition.type: condition for condition in conditions}
         failed = decisions.get("Denied") or decisions.get("Failed")
         identity = user.removeprefix(bootstrap_tokens.USER_PREFIX)
         uses = "".join(_list_suffixes(groups, bootstrap_tokens.USES_GROUP)[:1])
@@ -111,7 +111,7 @@ class KubeletRequest:
 
 
 def _list_suffixes(groups: tuple[str, ...], prefix: str) -> list[str]:
-    return [each.removeprefix(f"{prefix}:") for each in groups if each.startswith(f"{prefix}:")]
+    return [group.removeprefix(f"{prefix}:") for group in groups if group.startswith(f"{prefix}:")]
 
 
 def _read_node_name(request: str, usages: frozenset[str]) -> str:
@@ -130,9 +130,9 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
             # X.509 allows 64 characters in a common name; Go, and so the kubelet, more.
             warnings.simplefilter("ignore", UserWarning)
             find = parsed.subject.get_attributes_for_oid
-        names = [str(each.value) for each in find(NameOID.COMMON_NAME)]
-        groups = [str(each.value) for each in find(NameOID.ORGANIZATION_NAME)]
-        extensions = [each.oid for each in parsed.extensions]
+        names = [str(attribute.value) for attribute in find(NameOID.COMMON_NAME)]
+        groups = [str(attribute.value) for attribute in find(NameOID.ORGANIZATION_NAME)]
+        extensions = [extension.oid for extension in parsed.extensions]
         # It also reads the key, which may be of a curve or an algorithm that is not supported.
         is_signed = parsed.is_signature_valid
     except (
@@ -162,10 +162,10 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
 def _decode_pem(request: str) -> bytes:
     """Return the only block of a request; raise ValueError."""
     content = base64.b64decode(request[:_MAX_BYTES], validate=True)
-    found = _PEM.fullmatch(content)
-    if found is None:
+    match = _PEM.fullmatch(content)
+    if match is None:
         raise ValueError
-    return base64.b64decode(found[1].replace(b"\n", b""), validate=True)
+    return base64.b64decode(match[1].replace(b"\n", b""), validate=True)
 
 
 def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
@@ -174,7 +174,7 @@ def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
     Raises `ClusterError`.
     """
     selector = {"fieldSelector": f"spec.signerName={KUBELET_SIGNER}"}
-    found = []
+    requests = []
     try:
         for page in client.list_pages(resources.CERTIFICATESIGNINGREQUESTS, params=selector):
             for document in page.items:
@@ -183,10 +183,10 @@ def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
                 except errors.ConfigError:
                     continue
                 if request is not None:
-                    found.append(request)
+                    requests.append(request)
     except (errors.ForbiddenError, errors.NotFoundError):
         return []
-    return found
+    return requests
 
 
 class IssuedCertificate(NamedTuple):
@@ -218,12 +218,16 @@ def find_refusal(
             f"Node {node} exists, and token {token} is not for it: delete the Node, or create a "
             f"token with --machine {node}"
         )
-    own = {each.node for each in approved if each.token == token}
+    own = {certificate.node for certificate in approved if certificate.token == token}
     # A kubelet that restarted before it stored its certificate requests another one.
     if node not in own and len(own) >= request.uses:
         names = ", ".join(sorted(own))
         return f"token {token} is for {request.uses} machines, and has certificates for {names}"
-    others = [each.token for each in approved if each.node == node and each.token != token]
+    others = [
+        certificate.token
+        for certificate in approved
+        if certificate.node == node and certificate.token != token
+    ]
     if others and not request.machine:
         return (
             f"another machine has a certificate for {node} by token {others[0]}: create a token "

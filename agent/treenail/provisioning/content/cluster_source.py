@@ -89,7 +89,7 @@ class ClusterSource:
         if reason := self.describe_unready():
             raise source.SourceUnreadyError(f"cannot read the cluster yet: {reason}")
         try:
-            found = source.read_pool_inputs(self, pool, self._settings)
+            inputs = source.read_pool_inputs(self, pool, self._settings)
         except source.RenderedConfigMissingError as error:
             what, now = str(error), self._clock.monotonic()
             known, since = self._missing.get(pool, ("", now))
@@ -101,7 +101,7 @@ class ClusterSource:
                 ) from error
             raise
         self._missing.pop(pool, None)
-        return found
+        return inputs
 
     def has_pool(self, name: str) -> bool:
         """Return whether a pool of this name is known."""
@@ -109,8 +109,8 @@ class ClusterSource:
 
     def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return all pools that can be read."""
-        found = self._pools.get_all().values()
-        return [each.pool for each in found if each.pool is not None]
+        pools = self._pools.get_all().values()
+        return [served.pool for served in pools if served.pool is not None]
 
     def describe_unready(self) -> str:
         """Name the kinds that are not listed yet; empty when all are."""
@@ -152,9 +152,9 @@ class ClusterSource:
 
     def _list_named_configs(self) -> Collection[str]:
         return {
-            each.name
+            configuration.name
             for pool in self.get_pools()
-            for each in (pool.configuration, pool.status_configuration)
+            for configuration in (pool.configuration, pool.status_configuration)
         }
 
     def get_image_builds(self) -> Iterable[machineosbuild.MachineOSBuild]:
@@ -290,13 +290,13 @@ class ConfigContents:
         when they have changed.
         """
         with self._lock:
-            found = self._contents.get(config.name)
-        if found is None or found.version != config.version:
-            found = source.PackedConfig.from_json(self._fetch_config(config.name))
-            if found.version != config.version:
+            loaded_config = self._contents.get(config.name)
+        if loaded_config is None or loaded_config.version != config.version:
+            loaded_config = source.PackedConfig.from_json(self._fetch_config(config.name))
+            if loaded_config.version != config.version:
                 raise source.SourceUnreadyError(f"MachineConfig {config.name} has just changed")
-            self._keep(found)
-        return found
+            self._keep(loaded_config)
+        return loaded_config
 
     def _keep(self, packed: source.PackedConfig) -> None:
         with self._lock:

@@ -56,10 +56,10 @@ class DirectorySource:
     def get_pools(self) -> Iterable[machineconfigpool.MachineConfigPool]:
         """Return all pools that can be read."""
         try:
-            found = self._read_objects().pools.values()
+            pools = self._read_objects().pools.values()
         except source.SourceError:
             return ()
-        return [each.pool for each in found if each.pool is not None]
+        return [served.pool for served in pools if served.pool is not None]
 
     def describe_staleness(self) -> str:
         """Return an empty text: files are read again when they change."""
@@ -71,7 +71,7 @@ class DirectorySource:
 
     def _read_objects(self) -> "_DirectoryObjects":
         try:
-            files = sorted(each for each in self._directory.iterdir() if each.suffix in _SUFFIXES)
+            files = sorted(path for path in self._directory.iterdir() if path.suffix in _SUFFIXES)
             signature = tuple(map(_sign_file, files))
         except OSError as error:
             raise source.SourceError(
@@ -79,16 +79,16 @@ class DirectorySource:
             ) from error
         with self._lock:
             if signature != self._signature:
-                found = _DirectoryObjects(str(self._directory))
+                objects = _DirectoryObjects(str(self._directory))
                 for file in files:
-                    found.read_file(file)
-                self._objects, self._signature = found, signature
+                    objects.read_file(file)
+                self._objects, self._signature = objects, signature
             return self._objects
 
 
 def _sign_file(path: Path) -> tuple[str, int, int, int]:
-    found = path.stat()
-    return path.name, found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return path.name, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,16 @@ class _DirectoryObjects:
 
     def find_pool(self, name: str) -> source.ServedPool | None:
         """Return the pool of this name, with the rendered config of the directory."""
-        found = self.pools.get(name)
-        if found is None:
+        served = self.pools.get(name)
+        if served is None:
             self._raise_problem(f"cannot find MachineConfigPool {name}")
             return None
-        pool = found.pool
+        pool = served.pool
         if pool is None or selection.select_rendered(pool):
-            return found
+            return served
         rendered = pool.configuration.name or self._find_rendered_name(name)
         return replace(
-            found,
+            served,
             pool=replace(pool, status_configuration=machineconfigpool.PoolConfiguration(rendered)),
         )
 
@@ -134,10 +134,10 @@ class _DirectoryObjects:
 
     def find_config(self, name: str) -> source.PackedConfig | None:
         """Return the MachineConfig of this name."""
-        found = self.configs.get(name)
-        if found is None:
+        config = self.configs.get(name)
+        if config is None:
             self._raise_problem(f"cannot find MachineConfig {name}")
-        return found
+        return config
 
     def get_controller_configs(self) -> Mapping[str, source.ObservedControllerConfig]:
         """Return all ControllerConfigs by name."""
@@ -166,8 +166,8 @@ class _DirectoryObjects:
         elif kind == machineconfig.KIND:
             _add_object(self.configs, document, where, source.PackedConfig.from_json)
         elif kind == CONTROLLER_CONFIG_KIND:
-            found = source.ObservedControllerConfig.from_json
-            _add_object(self.controller_configs, document, where, found)
+            from_json = source.ObservedControllerConfig.from_json
+            _add_object(self.controller_configs, document, where, from_json)
         elif kind == machineosconfig.KIND:
             _add_object(
                 self.image_configs, document, where, machineosconfig.MachineOSConfig.from_json
@@ -183,21 +183,21 @@ class _DirectoryObjects:
     def _find_rendered_name(self, pool: str) -> str:
         """Return the only rendered config of a pool whose manifest names none."""
         prefix = f"rendered-{pool}-"
-        found = [
+        names = [
             name
             for name in self.configs
             if name.startswith(prefix) and _HASH.fullmatch(name.removeprefix(prefix))
         ]
-        if len(found) != 1:
+        if len(names) != 1:
             self._raise_problem(f"cannot find the rendered config of MachineConfigPool {pool}")
-            count = f"{len(found)} rendered configs" if found else "no rendered config"
+            count = f"{len(names)} rendered configs" if names else "no rendered config"
             raise source.SourceError(
                 f"{self.directory} contains {count} of MachineConfigPool {pool}, and the pool "
                 "names none",
                 remedy="write one: treenail-controller render -f SOURCES --pool "
                 f"{pool} > {self.directory}/rendered-{pool}.yaml",
             )
-        return found[0]
+        return names[0]
 
 
 def _add_object(

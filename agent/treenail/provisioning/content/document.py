@@ -115,28 +115,28 @@ def _restore_place(field: str, places: Mapping[str, Sequence[int]]) -> str:
 
     ``places`` has the indexes of the files and links that are left.
     """
-    found = re.match(r"storage\.(files|links)\[(\d+)\]", field)
-    if found is None or int(found[2]) >= len(places[found[1]]):
+    match = re.match(r"storage\.(files|links)\[(\d+)\]", field)
+    if match is None or int(match[2]) >= len(places[match[1]]):
         return field
-    return f"storage.{found[1]}[{places[found[1]][int(found[2])]}]{field[found.end() :]}"
+    return f"storage.{match[1]}[{places[match[1]][int(match[2])]}]{field[match.end() :]}"
 
 
 def _build_annotations(inputs: ServedInputs) -> decode.Json:
     """Build the annotations that the agent writes to the Node when it joins."""
     name = inputs.config.name
-    found: decode.Json = {
+    node_annotations: decode.Json = {
         key.CURRENT_CONFIG: name,
         key.DESIRED_CONFIG: name,
         key.FIRST_PIVOT_CONFIG: name,
         key.STATE: str(annotations.NodeState.DONE),
     }
     if inputs.image.image:
-        found[key.IMAGE_SPELLINGS[inputs.image_annotation]] = inputs.image.image
-        found[inputs.image_annotation] = inputs.image.image
+        node_annotations[key.IMAGE_SPELLINGS[inputs.image_annotation]] = inputs.image.image
+        node_annotations[inputs.image_annotation] = inputs.image.image
     if inputs.pool.image_files is not None:
         # The rollout controller writes it to the Node, which does not exist at the first boot.
-        found[key.IMAGE_FILES] = inputs.pool.image_files.lower()
-    return found
+        node_annotations[key.IMAGE_FILES] = inputs.pool.image_files.lower()
+    return node_annotations
 
 
 def _encapsulate_config(
@@ -156,15 +156,15 @@ def _encapsulate_config(
 
 def _list_certificates(inputs: ServedInputs) -> list[model.IgnitionFile]:
     """List the CAs of the cluster, which are newer than those of the rendered config."""
-    found = inputs.controller_config
-    if found is None:
+    controller_config = inputs.controller_config
+    if controller_config is None:
         return []
     contents = {
-        node_paths.KUBELET_CA: found.kubelet_ca,
-        node_paths.CLOUD_CA: found.cloud_ca,
+        node_paths.KUBELET_CA: controller_config.kubelet_ca,
+        node_paths.CLOUD_CA: controller_config.cloud_ca,
         **{
             f"{node_paths.REGISTRY_CAS}/{registry}/ca.crt": certificate
-            for registry, certificate in sorted(found.registry_cas.items())
+            for registry, certificate in sorted(controller_config.registry_cas.items())
         },
     }
     return [_make_file(path, content, _READABLE) for path, content in contents.items() if content]

@@ -45,8 +45,8 @@ def build_pointer(
 
 def check_server_url(server: str) -> str:
     """Return the URL without a slash at its end; raise `UsageError` unless it is a server's."""
-    found = _SERVER.fullmatch(server)
-    if not found or not 1 <= int(found[2] or 443) <= 65535:
+    match = _SERVER.fullmatch(server)
+    if not match or not 1 <= int(match[2] or 443) <= 65535:
         raise UsageError(
             "cannot use the URL of the config server: expected https://HOST:PORT without a path",
             remedy="give the address that new machines reach, such as https://HOST:22623",
@@ -56,10 +56,10 @@ def check_server_url(server: str) -> str:
 
 def _list_certificates(authorities: bytes) -> list[str]:
     """Return the certificates of a PEM bundle, without the text between them."""
-    found = [each.decode("ascii") for each in _CERTIFICATE.findall(authorities)]
-    if not found:
+    certificates = [block.decode("ascii") for block in _CERTIFICATE.findall(authorities)]
+    if not certificates:
         raise UsageError(
             "cannot read the CA of the config server: expected a certificate in PEM",
             remedy="give the CA's certificate, which begins with -----BEGIN CERTIFICATE-----",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(certificates))

@@ -139,7 +139,7 @@ class FirstImageWait:
 
 def decide_first_image(
     pool: machineconfigpool.MachineConfigPool,
-    found: os_image.PoolBuild,
+    build: os_image.PoolBuild,
     *,
     now: float,
     deadline_s: float,
@@ -149,7 +149,7 @@ def decide_first_image(
 
     A registry in ``needs_cluster`` serves no machine before it joins, so that none waits for it.
     """
-    config = found.config
+    config = build.config
     if config is None or pool.name in (machineconfigpool.MASTER, machineconfigpool.ARBITER):
         return None
     if config.push_spec.partition("/")[0].lower() in needs_cluster:
@@ -159,7 +159,7 @@ def decide_first_image(
     if is_late and _has_machines(pool):
         return None
     try:
-        verdict = os_image.decide_pool_image(pool, found)
+        verdict = os_image.decide_pool_image(pool, build)
     except errors.ConfigError as error:
         return None if is_late else FirstImageWait(str(error))
     if isinstance(verdict, os_image.GateOpen) and verdict.target.image:

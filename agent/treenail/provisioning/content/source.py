@@ -241,9 +241,12 @@ def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings
     build = os_image.find_pool_build(pool, objects.get_image_configs(), objects.get_image_builds())
     first = _find_first_image(pool, build, settings)
     config = _find_rendered(objects, pool, is_first=bool(first))
-    found = _find_controller_config(objects.get_controller_configs())
-    if found is not None and found.contents is None:
-        raise SourceError(f"cannot read ControllerConfig {found.metadata.name}: {found.problem}")
+    controller_config = _find_controller_config(objects.get_controller_configs())
+    if controller_config is not None and controller_config.contents is None:
+        raise SourceError(
+            f"cannot read ControllerConfig {controller_config.metadata.name}: "
+            f"{controller_config.problem}"
+        )
     image = select_image(
         pool,
         build,
@@ -255,14 +258,14 @@ def read_pool_inputs(objects: SourceObjects, name: str, settings: SourceSettings
     versions = (
         config.name,
         config.version,
-        "" if found is None else found.version,
+        "" if controller_config is None else controller_config.version,
         image.image,
         image.os_image_url,
         "later" if image.is_later else "",
         settings.image_annotation,
         pool.image_files or "",
     )
-    contents = None if found is None else found.contents
+    contents = None if controller_config is None else controller_config.contents
     return ServedInputs(
         pool,
         config,
@@ -287,20 +290,20 @@ def _find_first_image(
     # A user vouches for a pre-built image, as in installations of the Machine Config Operator.
     if not (build.config.pre_built_image or rule.has_waiting_workers()):
         return ""
-    found = decide_first_image(
+    first_image = decide_first_image(
         pool,
         build,
         now=rule.clock.now(),
         deadline_s=rule.deadline_s,
         needs_cluster=settings.needs_cluster,
     )
-    if isinstance(found, FirstImageWait):
+    if isinstance(first_image, FirstImageWait):
         raise SourceUnreadyError(
-            f"machines of pool {pool.name} wait for its first image: {found.reason}",
+            f"machines of pool {pool.name} wait for its first image: {first_image.reason}",
             remedy=f"see: kubectl describe machineosconfig {build.config.name}",
             retry_after_s=RETRY_FIRST_IMAGE_S,
         )
-    return "" if found is None else found.image
+    return "" if first_image is None else first_image.image
 
 
 def _find_rendered(
@@ -322,14 +325,14 @@ def _find_rendered(
 
 
 def _find_controller_config(
-    found: Mapping[str, ObservedControllerConfig],
+    configs: Mapping[str, ObservedControllerConfig],
 ) -> ObservedControllerConfig | None:
     """Return the ControllerConfig that agents read, or the only one; raise `SourceError`."""
-    if controllerconfig.NAME in found or not found:
-        return found.get(controllerconfig.NAME)
-    if len(found) > 1:
+    if controllerconfig.NAME in configs or not configs:
+        return configs.get(controllerconfig.NAME)
+    if len(configs) > 1:
         raise SourceError(
-            f"expected one ControllerConfig, found {', '.join(sorted(found))}",
+            f"expected one ControllerConfig, found {', '.join(sorted(configs))}",
             remedy=f"give the right one the name {controllerconfig.NAME}",
         )
-    return next(iter(found.values()))
+    return next(iter(configs.values()))

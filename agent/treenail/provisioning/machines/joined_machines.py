@@ -67,16 +67,16 @@ class ArrivedNode:
         meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
         conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
-        ready = next((each for each in conditions if each.type == "Ready"), None)
+        ready = next((condition for condition in conditions if condition.type == "Ready"), None)
         is_ready = ready is not None and ready.status == "True"
-        found = status.map_objects(
-            "addresses", lambda each: (each.get_text("type"), each.get_text("address"))
+        addresses = status.map_objects(
+            "addresses", lambda address: (address.get_text("type"), address.get_text("address"))
         )
         configs = (meta.annotations.get(name) for name in (key.CURRENT_CONFIG, key.DESIRED_CONFIG))
         return cls(
             name=meta.name,
             addresses=frozenset(
-                _normalize_address(address) for kind, address in found if kind == "InternalIP"
+                _normalize_address(address) for kind, address in addresses if kind == "InternalIP"
             ),
             created_at=clocks.parse_rfc3339(meta.created) or 0.0,
             ready_at=clocks.parse_rfc3339(ready.last_transition_time)
@@ -132,7 +132,7 @@ class JoinedMachine:
     @property
     def served(self) -> logged_requests.LoggedRequest | None:
         """The last request that received the config."""
-        return next((each for each in reversed(self.requests) if _is_served(each)), None)
+        return next((request for request in reversed(self.requests) if _is_served(request)), None)
 
     @property
     def expected_since(self) -> float | None:
@@ -214,32 +214,32 @@ def join_machines(
     ``certificates`` are the requests of kubelets for their certificates.
     """
     machines = _add_certificates(group_requests(rows), certificates)
-    by_name = {each.name: each for each in nodes}
+    by_name = {node.name: node for node in nodes}
     by_address: dict[str, list[ArrivedNode]] = {}
     for node in nodes:
         for address in node.addresses:
             by_address.setdefault(address, []).append(node)
-    by_identity = [_join_by_identity(each, by_name, by_address) for each in machines]
-    joined = {each.node for each in by_identity if each is not None}
+    by_identity = [_join_by_identity(machine, by_name, by_address) for machine in machines]
+    joined = {machine.node for machine in by_identity if machine is not None}
     # The name in a token excludes Nodes of other names.
     nameless = [
-        each
-        for each, found in zip(machines, by_identity, strict=True)
-        if found is None and _may_be_any_node(each)
+        machine
+        for machine, identified in zip(machines, by_identity, strict=True)
+        if identified is None and _may_be_any_node(machine)
     ]
-    begin = min((each.began_at for each in nameless), default=now) - _SKEW_S
-    new = [each for each in nodes if each.created_at >= begin and each.name not in joined]
+    begin = min((machine.began_at for machine in nameless), default=now) - _SKEW_S
+    new = [node for node in nodes if node.created_at >= begin and node.name not in joined]
     candidates = _CandidateNodes(new, tuple(pools), nameless)
     used = [
-        (each.token, each.address, each.served.row.at)
-        for each in machines
-        if each.token and each.served is not None
+        (machine.token, machine.address, machine.served.row.at)
+        for machine in machines
+        if machine.token and machine.served is not None
     ]
     return [
-        found
-        or (_join_by_pool(each, candidates) if _may_be_any_node(each) else None)
-        or _judge_absence(each, used, now, expect_s)
-        for each, found in zip(machines, by_identity, strict=True)
+        identified
+        or (_join_by_pool(machine, candidates) if _may_be_any_node(machine) else None)
+        or _judge_absence(machine, used, now, expect_s)
+        for machine, identified in zip(machines, by_identity, strict=True)
     ]
 
 
@@ -250,18 +250,18 @@ def group_requests(rows: Iterable[logged_requests.LoggedRequest]) -> list[Joined
     separates two installations.
     """
     groups: dict[tuple[str, ...], list[logged_requests.LoggedRequest]] = {}
-    found: list[list[logged_requests.LoggedRequest]] = []
-    for each in sorted(rows, key=lambda each: (each.first_at, each.id)):
-        row = each.row
+    installations: list[list[logged_requests.LoggedRequest]] = []
+    for request in sorted(rows, key=lambda request: (request.first_at, request.id)):
+        row = request.row
         name = (row.pool, row.token, row.machine or row.address)
         group = groups.get(name)
-        if group is None or each.first_at - group[-1].row.at > _SPLIT_S:
+        if group is None or request.first_at - group[-1].row.at > _SPLIT_S:
             group = groups[name] = []
-            found.append(group)
-        group.append(each)
+            installations.append(group)
+        group.append(request)
     return [
-        JoinedMachine(tuple(sorted(group, key=lambda each: (each.row.at, each.id))))
-        for group in found
+        JoinedMachine(tuple(sorted(group, key=lambda request: (request.row.at, request.id))))
+        for group in installations
     ]
 
 
@@ -273,21 +273,23 @@ def _add_certificates(
     The ID of the bootstrap token tells machines behind one address apart.
     """
     by_identity: dict[str, list[KubeletRequest]] = {}
-    for each in sorted(certificates, key=lambda each: (each.created_at, each.name)):
-        by_identity.setdefault(each.identity, []).append(each)
-    found = []
+    for certificate in sorted(
+        certificates, key=lambda certificate: (certificate.created_at, certificate.name)
+    ):
+        by_identity.setdefault(certificate.identity, []).append(certificate)
+    with_certificates = []
     for machine in machines:
         # A token for one machine, or for several.
         identities = {compute_identity(machine.token, uses, machine.address) for uses in (1, 2)}
         since = machine.began_at - _SKEW_S
         own = [
-            each
+            certificate
             for identity in (identities if machine.token else ())
-            for each in by_identity.get(identity, ())
-            if each.created_at >= since
+            for certificate in by_identity.get(identity, ())
+            if certificate.created_at >= since
         ]
-        found.append(replace(machine, certificate=own[-1]) if own else machine)
-    return found
+        with_certificates.append(replace(machine, certificate=own[-1]) if own else machine)
+    return with_certificates
 
 
 def _may_be_any_node(machine: JoinedMachine) -> bool:
@@ -313,18 +315,18 @@ def _join_by_identity(
         return _mark_appeared(machine, node, "it has the name in the machine's certificate")
     named = [by_name[machine.machine]] if machine.machine in by_name else []
     addressed = by_address.get(_normalize_address(machine.address), ())
-    arrived = [each for each in addressed if each.has_arrived(since)]
+    arrived = [candidate for candidate in addressed if candidate.has_arrived(since)]
     if named and named[0].has_arrived(since):
         return _mark_appeared(machine, named[0], "it has the name of the token's machine")
     if len(arrived) == 1:
         return _mark_appeared(machine, arrived[0], "it has the address of the machine")
     if len(arrived) > 1:
-        names = ", ".join(sorted(each.name for each in arrived)[:3])
+        names = ", ".join(sorted(candidate.name for candidate in arrived)[:3])
         return _mark_unknown(machine, f"{len(arrived)} Nodes have the address: {names}")
     # With a token for any machine the Node is a new one, and never an old one of that address.
-    for each in (*named, *(() if machine.token else addressed)):
-        if each.ready_at is not None:
-            return _mark_unknown(machine, f"Node {each.name} was Ready before the request")
+    for candidate in (*named, *(() if machine.token else addressed)):
+        if candidate.ready_at is not None:
+            return _mark_unknown(machine, f"Node {candidate.name} was Ready before the request")
     return None
 
 
@@ -339,11 +341,11 @@ class _CandidateNodes:
     ) -> None:
         self._by_pool: dict[str, list[ArrivedNode]] = {pool.name: [] for pool in pools}
         self._pools: dict[str, frozenset[str]] = {}
-        for node in sorted(nodes, key=lambda each: each.created_at):
-            found = _find_pools(node, pools)
-            self._pools[node.name] = found
+        for node in sorted(nodes, key=lambda node: node.created_at):
+            names = _find_pools(node, pools)
+            self._pools[node.name] = names
             # Without a label and an annotation a Node may be of any pool.
-            for name in found or self._by_pool:
+            for name in names or self._by_pool:
                 self._by_pool.setdefault(name, []).append(node)
         self._began_at: dict[str, list[float]] = {}
         for machine in machines:
@@ -351,9 +353,9 @@ class _CandidateNodes:
 
     def find(self, machine: JoinedMachine) -> list[ArrivedNode]:
         """Return the Nodes of the pool that appeared after the request."""
-        found = self._by_pool.get(machine.pool, [])
+        nodes = self._by_pool.get(machine.pool, [])
         since = machine.began_at - _SKEW_S
-        return found[bisect_left(found, since, key=lambda each: each.created_at) :]
+        return nodes[bisect_left(nodes, since, key=lambda node: node.created_at) :]
 
     def has_one_machine(self, node: ArrivedNode) -> bool:
         """Return whether the pool of the Node is known, and one machine of it may be the Node."""
@@ -366,13 +368,13 @@ def _find_pools(
 ) -> frozenset[str]:
     """Return the pools whose machine the Node may be."""
     # A Node may get the label of its pool later than its config, rendered-POOL-HASH.
-    found = {each.rpartition("-")[0].removeprefix("rendered-") for each in node.configs}
-    found &= {each.name for each in pools}
+    names = {config.rpartition("-")[0].removeprefix("rendered-") for config in node.configs}
+    names &= {pool.name for pool in pools}
     try:
         membership = find_membership(node.name, dict(node.labels), pools)
     except errors.ConfigError:
-        return frozenset(found)
-    return frozenset(found | set(membership.pools if membership else ()))
+        return frozenset(names)
+    return frozenset(names | set(membership.pools if membership else ()))
 
 
 def _join_by_pool(machine: JoinedMachine, nodes: _CandidateNodes) -> JoinedMachine | None:
@@ -383,7 +385,7 @@ def _join_by_pool(machine: JoinedMachine, nodes: _CandidateNodes) -> JoinedMachi
     if len(candidates) == 1 and nodes.has_one_machine(candidates[0]):
         reason = "it is the only new Node of the pool, with another address"
         return _mark_appeared(machine, candidates[0], reason)
-    names = ", ".join(sorted(each.name for each in candidates)[:3])
+    names = ", ".join(sorted(candidate.name for candidate in candidates)[:3])
     return _mark_unknown(machine, f"it may be one of {len(candidates)} new Nodes: {names}")
 
 

@@ -165,23 +165,23 @@ def merge_requests(
     ``own`` rows replace the stored ones of the same ID, so that a merge can be repeated. They keep
     the result of a stored check.
     """
-    merged = {each.id: each for each in stored}
-    for each in own:
-        known = merged.get(each.id)
+    merged = {request.id: request for request in stored}
+    for request in own:
+        known = merged.get(request.id)
         if known is not None and known.is_checked:
-            merged[each.id] = replace(each, is_checked=True, node=known.node)
+            merged[request.id] = replace(request, is_checked=True, node=known.node)
         else:
-            merged[each.id] = each
+            merged[request.id] = request
     return select_newest(merged.values(), now)
 
 
 def select_newest(rows: Iterable[LoggedRequest], now: float) -> tuple[LoggedRequest, ...]:
     """Return the rows of the last 24 hours, oldest first, at most `MAX_ROWS`."""
-    recent = [each for each in rows if now - each.row.at < MAX_AGE_S]
-    recent.sort(key=lambda each: (not each.is_anonymous, each.row.at, each.id))
-    excess = sum(each.is_anonymous for each in recent) - MAX_ANONYMOUS_ROWS
+    recent = [request for request in rows if now - request.row.at < MAX_AGE_S]
+    recent.sort(key=lambda request: (not request.is_anonymous, request.row.at, request.id))
+    excess = sum(request.is_anonymous for request in recent) - MAX_ANONYMOUS_ROWS
     kept = recent[max(0, excess, len(recent) - MAX_ROWS) :]
-    return tuple(sorted(kept, key=lambda each: (each.row.at, each.id)))
+    return tuple(sorted(kept, key=lambda request: (request.row.at, request.id)))
 
 
 def format_requests(rows: Iterable[LoggedRequest]) -> dict[str, str]:
@@ -189,31 +189,33 @@ def format_requests(rows: Iterable[LoggedRequest]) -> dict[str, str]:
 
     ``rows`` come from `merge_requests`.
     """
-    found = sorted(rows, key=lambda each: (not each.is_anonymous, each.row.at, each.id))
+    ordered = sorted(
+        rows, key=lambda request: (not request.is_anonymous, request.row.at, request.id)
+    )
     kept, size = [], 0
-    for each in reversed(found):
-        line = json.dumps(_format_row(each), separators=(",", ":")) + "\n"
+    for request in reversed(ordered):
+        line = json.dumps(_format_row(request), separators=(",", ":")) + "\n"
         size += len(line)
         if size > MAX_BYTES:
             break
-        kept.append((each.row.at, each.id, line))
+        kept.append((request.row.at, request.id, line))
     return {DATA_KEY: "".join(line for _, _, line in sorted(kept))}
 
 
 def parse_requests(data: Mapping[str, object]) -> tuple[LoggedRequest, ...]:
     """Parse the ``data`` of the ConfigMap; skip lines that cannot be read."""
     text = data.get(DATA_KEY)
-    found = []
+    requests = []
     for line in (text if isinstance(text, str) else "").splitlines():
         if len(line) > _LINE_LIMIT:
             continue
         try:
-            found.append(
+            requests.append(
                 _parse_row(decode.Fields.from_json(decode.load_json(line, where="row"), "row"))
             )
         except (errors.ConfigError, ValueError):
             continue
-    return tuple(found)
+    return tuple(requests)
 
 
 def _format_row(logged: LoggedRequest) -> dict[str, object]:

@@ -55,7 +55,9 @@ def build_report(machines: Iterable[joined_machines.JoinedMachine]) -> list[Repo
     Machines that need a user come first, those with a Node last. The requests of a machine stay
     together, newest first.
     """
-    ordered = sorted(machines, key=lambda each: (_rank(each), -each.last.row.at, each.last.id))
+    ordered = sorted(
+        machines, key=lambda machine: (_rank(machine), -machine.last.row.at, machine.last.id)
+    )
     return [
         ReportedRequest(request, machine)
         for machine in ordered
@@ -65,7 +67,7 @@ def build_report(machines: Iterable[joined_machines.JoinedMachine]) -> list[Repo
 
 def build_report_document(rows: Sequence[ReportedRequest], *, expect_s: float) -> dict[str, object]:
     """Build the content of the document, with the requests in the order of the report."""
-    return {"expectSeconds": expect_s, "requests": [_format_request(each) for each in rows]}
+    return {"expectSeconds": expect_s, "requests": [_format_request(request) for request in rows]}
 
 
 def _rank(machine: joined_machines.JoinedMachine) -> int:

@@ -61,15 +61,15 @@ class MissingMachineReporter:
         now = self._clock.now()
         if not find_due_machines(rows, now, self._expect_s):
             return
-        pools = {each.name: each for each in self._get_pools()}
+        pools = {pool.name: pool for pool in self._get_pools()}
         if not pools:
             # Not listed yet: an Event needs the UID of its pool.
             return
         nodes = self._list_nodes()
         certificates = list_kubelet_requests(self._client)
-        found = [
-            each
-            for each in joined_machines.join_machines(
+        due_machines = [
+            machine
+            for machine in joined_machines.join_machines(
                 rows,
                 nodes,
                 pools.values(),
@@ -77,12 +77,12 @@ class MissingMachineReporter:
                 expect_s=self._expect_s,
                 certificates=certificates,
             )
-            if _is_due(each, now, self._expect_s)
+            if _is_due(machine, now, self._expect_s)
         ]
-        checked = self._write_checks(found)
+        checked = self._write_checks(due_machines)
         missing: dict[str, list[joined_machines.JoinedMachine]] = {}
-        for machine in found:
-            is_own = any(each.id in checked for each in machine.requests)
+        for machine in due_machines:
+            is_own = any(request.id in checked for request in machine.requests)
             if is_own and machine.arrival is joined_machines.NodeArrival.MISSING:
                 missing.setdefault(machine.pool, []).append(machine)
         for pool, machines in missing.items():
@@ -101,17 +101,21 @@ class MissingMachineReporter:
 
     def _write_checks(self, machines: Iterable[joined_machines.JoinedMachine]) -> frozenset[str]:
         """Write the results; return the IDs of the rows that no other server checked before."""
-        nodes = {each.id: machine.node for machine in machines for each in machine.requests}
+        nodes = {request.id: machine.node for machine in machines for request in machine.requests}
         own: frozenset[str] = frozenset()
 
         def mark(
             stored: Sequence[logged_requests.LoggedRequest],
         ) -> tuple[logged_requests.LoggedRequest, ...]:
             nonlocal own
-            own = frozenset(each.id for each in stored if each.id in nodes and not each.is_checked)
+            own = frozenset(
+                request.id for request in stored if request.id in nodes and not request.is_checked
+            )
             return tuple(
-                replace(each, is_checked=True, node=nodes[each.id]) if each.id in own else each
-                for each in stored
+                replace(request, is_checked=True, node=nodes[request.id])
+                if request.id in own
+                else request
+                for request in stored
             )
 
         self._store.change_rows(mark)
@@ -137,7 +141,11 @@ def find_due_machines(
     rows: Iterable[logged_requests.LoggedRequest], now: float, expect_s: float
 ) -> list[joined_machines.JoinedMachine]:
     """Return the machines whose Node is overdue and that no server has checked."""
-    return [each for each in joined_machines.group_requests(rows) if _is_due(each, now, expect_s)]
+    return [
+        machine
+        for machine in joined_machines.group_requests(rows)
+        if _is_due(machine, now, expect_s)
+    ]
 
 
 def format_messages(
@@ -147,9 +155,9 @@ def format_messages(
     minutes = f"{expect_s / 60:g} min"
     if len(machines) <= _MAX_EVENTS:
         return [
-            f"no Node appeared within {minutes} for {_describe(each)}; last known step: "
-            f"{_describe_step(each)}; run: treenail-controller machines"
-            for each in machines
+            f"no Node appeared within {minutes} for {_describe(machine)}; last known step: "
+            f"{_describe_step(machine)}; run: treenail-controller machines"
+            for machine in machines
         ]
     named = ", ".join(map(_describe, machines[:_MAX_EVENTS]))
     more = f"{len(machines) - _MAX_EVENTS} more"
@@ -168,7 +176,7 @@ def _is_due(machine: joined_machines.JoinedMachine, now: float, expect_s: float)
     if machine.served is not None:
         return not machine.served.is_checked
     # A machine that repeats its request for hours is reported once.
-    return not any(each.is_checked for each in machine.requests)
+    return not any(request.is_checked for request in machine.requests)
 
 
 def _describe(machine: joined_machines.JoinedMachine) -> str:

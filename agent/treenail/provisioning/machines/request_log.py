@@ -56,30 +56,32 @@ class RequestStore:
 
     def _try_change(self, change: RowChange) -> tuple[logged_requests.LoggedRequest, ...]:
         try:
-            found = self._client.get(resources.CONFIGMAPS, self._name, namespace=self._namespace)
+            configmap = self._client.get(
+                resources.CONFIGMAPS, self._name, namespace=self._namespace
+            )
         except errors.NotFoundError:
             self._create()
             raise errors.ConflictError(f"ConfigMap {self._name} was created") from None
-        data = resources.get_object(found, "data")
-        after = change(self._parse(found))
+        data = resources.get_object(configmap, "data")
+        after = change(self._parse(configmap))
         new = {**data, **logged_requests.format_requests(after)}
         if data != new:
-            body = {**found, "data": new}
+            body = {**configmap, "data": new}
             written = self._client.update(
                 resources.CONFIGMAPS, self._name, body, namespace=self._namespace
             )
             self._known = _get_version(written), after
         return after
 
-    def _parse(self, found: api_client.Json) -> tuple[logged_requests.LoggedRequest, ...]:
+    def _parse(self, configmap: api_client.Json) -> tuple[logged_requests.LoggedRequest, ...]:
         """Parse the rows, unless the version is that of the last read or write.
 
         1,000 rows take 45 ms of CPU time, and a server reads them every 30 s.
         """
         version, rows = self._known
-        if not version or version != _get_version(found):
-            rows = logged_requests.parse_requests(resources.get_object(found, "data"))
-            self._known = _get_version(found), rows
+        if not version or version != _get_version(configmap):
+            rows = logged_requests.parse_requests(resources.get_object(configmap, "data"))
+            self._known = _get_version(configmap), rows
         return rows
 
     def _create(self) -> None:
@@ -97,8 +99,8 @@ class RequestStore:
             ) from error
 
 
-def _get_version(found: api_client.Json) -> str:
-    return str(resources.get_object(found, "metadata").get("resourceVersion") or "")
+def _get_version(configmap: api_client.Json) -> str:
+    return str(resources.get_object(configmap, "metadata").get("resourceVersion") or "")
 
 
 class RequestLogWriter:
@@ -169,21 +171,21 @@ class RequestLogWriter:
             with self._lock:
                 self._is_changed = True
             raise
-        written, sent = {each.id: each for each in merged}, {each.id for each in own}
+        written, sent = {request.id: request for request in merged}, {request.id for request in own}
         with self._lock:
             self._keep(
                 [
                     # A request of the meantime may have been added to the row.
-                    replace(each, is_checked=written[each.id].is_checked)
-                    if each.id in written
-                    else each
-                    for each in self._own.values()
-                    if each.id in written or each.id not in sent
+                    replace(request, is_checked=written[request.id].is_checked)
+                    if request.id in written
+                    else request
+                    for request in self._own.values()
+                    if request.id in written or request.id not in sent
                 ]
             )
 
     def _keep(self, rows: Iterable[logged_requests.LoggedRequest]) -> None:
-        self._own = {each.id: each for each in rows}
+        self._own = {request.id: request for request in rows}
         self._latest = {key: name for key, name in self._latest.items() if name in self._own}
 
     def _run(self) -> None:

@@ -28,9 +28,9 @@ class RequestRecorder:
 
     def record(self, row: logged_requests.RequestRow) -> None:
         """Record the request in each log."""
-        for each in self._logs:
+        for receiver in self._logs:
             try:
-                each.record(row)
+                receiver.record(row)
             except Exception:
                 # One log must not hide the request from the others.
                 log.exception("cannot record a request of %s", row.address)
@@ -151,8 +151,8 @@ def add_token_metrics(
         book = get_book()
         if book is not None:
             now = clock.now()
-            found = Counter(tokens.find_state(each, now) for each in book.tokens.values())
-            table.values.update({(state,): float(found[state]) for state in tokens.TOKEN_STATES})
+            counts = Counter(tokens.find_state(record, now) for record in book.tokens.values())
+            table.values.update({(state,): float(counts[state]) for state in tokens.TOKEN_STATES})
         yield table
 
     metrics.add_tables(compute)

@@ -41,7 +41,7 @@ class UseSettler:
         """Settle what can be settled; raise `TreenailError`. Lists Nodes at most every 30 s."""
         observed = self._store.observed
         book = observed.book if observed else None
-        waiting = [each for each in book.tokens.values() if _is_waiting(each)] if book else []
+        waiting = [record for record in book.tokens.values() if _is_waiting(record)] if book else []
         if not waiting or self._clock.monotonic() < self._listed_at + LIST_S:
             return
         self._listed_at = self._clock.monotonic()
@@ -62,13 +62,13 @@ class UseSettler:
             log.info("settled token %s: %s", after.name, _describe_uses(after))
 
     def _list_nodes(self) -> list[ArrivedNode]:
-        found = []
+        nodes = []
         for document in self._client.list(resources.NODES).items:
             try:
-                found.append(ArrivedNode.from_json(document))
+                nodes.append(ArrivedNode.from_json(document))
             except errors.ConfigError as error:
                 log.debug("cannot read a Node: %s", error)
-        return found
+        return nodes
 
 
 def settle_record(
@@ -109,7 +109,9 @@ def list_finished_identities(
         if use.state not in (tokens.UseState.JOINED, tokens.UseState.ENDED)
         and now < use.at + lifetime_s
     }
-    return [each for each in bootstrap_tokens.list_identities(record) if each not in needed]
+    return [
+        identity for identity in bootstrap_tokens.list_identities(record) if identity not in needed
+    ]
 
 
 def _is_waiting(record: tokens.TokenRecord) -> bool:
@@ -124,7 +126,7 @@ def _list_node_names(
         return frozenset({record.machine})
     identity = bootstrap_tokens.compute_identity(record.name, record.uses, use.address)
     return frozenset(
-        each.node for each in requests if each.identity == identity and each.is_approved
+        request.node for request in requests if request.identity == identity and request.is_approved
     )
 
 

@@ -85,8 +85,8 @@ class ServerCertificate:
         self._last_expiry_text = text
 
     def _sign_files(self) -> _Signature:
-        found = (path.stat() for path in (self._certificate, self._key))
-        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+        statuses = (path.stat() for path in (self._certificate, self._key))
+        return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses)
 
     def _load_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -139,7 +139,7 @@ def _get_first(content: bytes) -> bytes:
 
 def _list_elements(content: bytes) -> list[tuple[int, bytes]]:
     """Return tag and content of each DER element; raise IndexError or ValueError."""
-    found = []
+    elements = []
     at = 0
     while at < len(content):
         tag, length, at = content[at], content[at + 1], at + 2
@@ -147,9 +147,9 @@ def _list_elements(content: bytes) -> list[tuple[int, bytes]]:
             size = length & 0x7F
             length = int.from_bytes(content[at : at + size], "big")
             at += size
-        found.append((tag, content[at : at + length]))
+        elements.append((tag, content[at : at + length]))
         at += length
-    return found
+    return elements
 
 
 def _parse_time(tag: int, text: str) -> float:

@@ -133,10 +133,11 @@ class TlsListener(http_server.HttpListener):
             if address is None or request in self._ended:
                 return
             is_responding = request in self._responding
+            head_s = self._head_limits.get(request, http_server.HEAD_LIMIT_S)
             self._ended[request] = (
                 f"the response took more than {self.limits.response_s:g} s"
                 if is_responding
-                else f"no complete request in {self._head_limits.get(request, http_server.HEAD_LIMIT_S):g} s"
+                else f"no complete request in {head_s:g} s"
             )
             reason = self._ended[request]
         if not is_responding:

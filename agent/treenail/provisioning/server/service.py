@@ -165,7 +165,7 @@ class ConfigService:
                 return _refuse_request(verdict)
             version = choose_version(request.accept)
             inputs = self._source.read_inputs(request.pool)
-            found = self._cache.get(
+            cached = self._cache.get(
                 CacheKey((request.pool, version), inputs.versions),
                 lambda: self._build(inputs, version),
             )
@@ -188,11 +188,11 @@ class ConfigService:
         return ConfigResponse(
             HTTPStatus.OK,
             RequestOutcome.SERVED,
-            document=found.document,
+            document=cached.document,
             verdict=verdict,
             version=version,
-            image=found.document.image,
-            is_cached=found.is_cached,
+            image=cached.document.image,
+            is_cached=cached.is_cached,
         )
 
     def confirm_sent(self, verdict: AccessVerdict) -> None:
@@ -297,10 +297,12 @@ def choose_version(accept: str) -> str:
     `DEFAULT_VERSION`. Raises `AcceptError` when all valid versions are older than 2.2.0 or not
     older than 4.0.0.
     """
-    requested = sorted(_list_versions(accept), key=lambda each: each[0], reverse=True)
+    requested = sorted(_list_versions(accept), key=lambda pair: pair[0], reverse=True)
     for _quality, version in requested:
         if _parse_served(DEFAULT_VERSION) <= version < _END:
-            return max(each for each in emit.VERSIONS_SERVED if _parse_served(each) <= version)
+            return max(
+                served for served in emit.VERSIONS_SERVED if _parse_served(served) <= version
+            )
     if requested:
         major, minor, patch, _ = requested[0][1]
         raise AcceptError(
@@ -313,29 +315,29 @@ def choose_version(accept: str) -> str:
 
 def _list_versions(accept: str) -> list[tuple[float, _Version]]:
     """Return the valid versions of Ignition's type with their q, in the order of the header."""
-    found = []
+    accepted = []
     for entry in accept.split(","):
         kind, *parameters = (part.strip() for part in entry.split(";"))
         _, slash, subtype = kind.partition("/")
         if not slash or subtype.lower() != IGNITION_SUBTYPE:
             continue
-        pairs = [each.partition("=") for each in parameters]
+        pairs = [parameter.partition("=") for parameter in parameters]
         versions = [_parse_version(text) for name, _, text in pairs if name.lower() == "version"]
         qualities = [
             float(text) for name, _, text in pairs if name == "q" and _QUALITY.fullmatch(text)
         ]
-        version = next((each for each in versions if each is not None), None)
+        version = next((candidate for candidate in versions if candidate is not None), None)
         if version is not None:
-            found.append((qualities[0] if qualities else 1.0, version))
-    return found
+            accepted.append((qualities[0] if qualities else 1.0, version))
+    return accepted
 
 
 def _parse_version(text: str) -> _Version | None:
     """Parse a semantic version; a pre-release is older than its release."""
-    found = _VERSION.fullmatch(text.strip('"'))
-    if found is None:
+    match = _VERSION.fullmatch(text.strip('"'))
+    if match is None:
         return None
-    return int(found[1]), int(found[2]), int(found[3]), found[4] is None
+    return int(match[1]), int(match[2]), int(match[3]), match[4] is None
 
 
 def _parse_served(version: str) -> _Version:

@@ -201,8 +201,8 @@ def compute_identity(token: str, uses: int, address: str) -> str:
 
 def list_identities(record: TokenRecord) -> list[str]:
     """Return the IDs of the bootstrap tokens that the uses of an access token have."""
-    found = (compute_identity(record.name, record.uses, use.address) for use in record.used)
-    return [*dict.fromkeys(found)]
+    identities = (compute_identity(record.name, record.uses, use.address) for use in record.used)
+    return [*dict.fromkeys(identities)]
 
 
 def derive_secret(token: str, address: str = "") -> str:
@@ -219,11 +219,11 @@ def derive_secret(token: str, address: str = "") -> str:
 
 def _encode_digits(digest: bytes, length: int) -> str:
     number = int.from_bytes(digest, "big")
-    found = ""
+    digits = ""
     for _ in range(length):
         number, digit = divmod(number, len(_CHARACTERS))
-        found += _CHARACTERS[digit]
-    return found
+        digits += _CHARACTERS[digit]
+    return digits
 
 
 def build_secret(record: TokenRecord, identity: str, secret: str, expires: float) -> decode.Json:

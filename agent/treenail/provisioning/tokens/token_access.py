@@ -36,10 +36,10 @@ class OfflineUses:
     def remove(self, name: str, address: str) -> bool:
         """Forget a use that was not completed; return False if there is none."""
         with self._lock:
-            found = self._uses.get((name, address))
-            if found is None:
+            use = self._uses.get((name, address))
+            if use is None:
                 return False
-            if found.state is tokens.UseState.CLAIMED:
+            if use.state is tokens.UseState.CLAIMED:
                 del self._uses[name, address]
             return True
 
@@ -74,7 +74,7 @@ def merge_use(record: tokens.TokenRecord, use: tokens.TokenUse) -> tokens.TokenR
     """Return the record with a use of another source, even if the token was used up."""
     if use.state is not tokens.UseState.CLAIMED:
         return tokens.confirm_use(record, use.address, use.at)
-    if any(each.address == use.address for each in record.used):
+    if any(earlier.address == use.address for earlier in record.used):
         return record
     return replace(record, used=(*record.used, use))
 
@@ -91,7 +91,7 @@ def merge_uses(
         record = changed.get(name) or book.tokens.get(name)
         if record is not None:
             changed[name] = merge_use(record, use)
-    excess = tuple(each for each in changed.values() if len(each.used) > each.uses)
+    excess = tuple(record for record in changed.values() if len(record.used) > record.uses)
     return tokens.TokenBook({**book.tokens, **changed}), excess
 
 
@@ -189,8 +189,8 @@ class TokenAccess:
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "the access tokens cannot be read: the log of the server has the error",
             )
-        found = self._find_record(observed.book, token)
-        if found is None and tokens.read_name(token):
+        record = self._find_record(observed.book, token)
+        if record is None and tokens.read_name(token):
             # Ignition gives up at 401; the token may have been created a moment ago.
             if not self._store.confirm_copy():
                 return _refuse(
@@ -198,13 +198,13 @@ class TokenAccess:
                     "the token is unknown, and the API server does not answer",
                 )
             latest = self._store.observed or observed
-            found = self._find_record(latest.book or observed.book, token)
-        refusal = self._find_refusal(found, pool, address)
-        if found is None or refusal is not None:
-            return _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
+            record = self._find_record(latest.book or observed.book, token)
+        refusal = self._find_refusal(record, pool, address)
+        if record is None or refusal is not None:
+            return _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
         return access.AccessVerdict(
-            token_name=found.name,
-            machine=found.machine,
+            token_name=record.name,
+            machine=record.machine,
             kubeconfig=self._credentials.make_placeholder(),
             pool=pool,
             address=address,
@@ -218,17 +218,17 @@ class TokenAccess:
         is_offline = False
         try:
             self._record_offline_uses()
-            found = self._store.change(partial(self._claim_in_book, verdict))
+            claimed = self._store.change(partial(self._claim_in_book, verdict))
         except errors.UnreachableError as error:
             is_offline = True
-            found = self._claim_offline(verdict, error)
+            claimed = self._claim_offline(verdict, error)
         except errors.TreenailError as error:
             return self._refuse_for_error("cannot record the use of the token", error, verdict)
-        if isinstance(found, access.AccessVerdict):
-            return found
+        if isinstance(claimed, access.AccessVerdict):
+            return claimed
         try:
             kubeconfig = self._credentials.issue(
-                verdict.token, found, verdict.address, is_offline=is_offline
+                verdict.token, claimed, verdict.address, is_offline=is_offline
             )
         except errors.TreenailError as error:
             self.release(verdict)
@@ -331,8 +331,8 @@ class TokenAccess:
         )
 
     def _find_record(self, book: tokens.TokenBook, token: str) -> tokens.TokenRecord | None:
-        found = book.find(token)
-        return None if found is None else self._offline.complete_record(found)
+        record = book.find(token)
+        return None if record is None else self._offline.complete_record(record)
 
     def _find_refusal(
         self, record: tokens.TokenRecord | None, pool: str, address: str
@@ -345,12 +345,12 @@ class TokenAccess:
     def _claim_in_book(
         self, verdict: access.AccessVerdict, book: tokens.TokenBook
     ) -> tuple[tokens.TokenBook, tokens.TokenRecord | access.AccessVerdict]:
-        found = book.find(verdict.token)
-        refusal = self._find_refusal(found, verdict.pool, verdict.address)
-        if found is None or refusal is not None:
-            return book, _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
+        record = book.find(verdict.token)
+        refusal = self._find_refusal(record, verdict.pool, verdict.address)
+        if record is None or refusal is not None:
+            return book, _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
         claimed = tokens.claim_use(
-            found,
+            record,
             verdict.address,
             self._clock.now(),
             retry_window_s=self._settings.retry_window_s,
@@ -365,26 +365,26 @@ class TokenAccess:
         now = self._clock.now()
         with self._offline_lock:
             book = (observed and observed.book) or tokens.TokenBook()
-            found = self._find_record(book, verdict.token)
-            refusal = self._find_refusal(found, verdict.pool, verdict.address)
-            if found is None or refusal is not None:
-                return _refuse_token(found, refusal or tokens.Refusal.UNKNOWN)
-            own = tokens.find_own_use(found, verdict.address, now, self._settings.retry_window_s)
+            record = self._find_record(book, verdict.token)
+            refusal = self._find_refusal(record, verdict.pool, verdict.address)
+            if record is None or refusal is not None:
+                return _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
+            own = tokens.find_own_use(record, verdict.address, now, self._settings.retry_window_s)
             if own is None and silence_s > self._settings.grace_s:
                 what = f"the API server has been unreachable for {silence_s:.0f} s"
                 return self._refuse_for_error(what, error, verdict)
             if own is None:
                 self._offline.add(
-                    found.name, tokens.TokenUse(verdict.address, now, tokens.UseState.CLAIMED)
+                    record.name, tokens.TokenUse(verdict.address, now, tokens.UseState.CLAIMED)
                 )
                 log.warning(
                     "accepting token %s from %s, although the API server has been unreachable for "
                     "%.0f s",
-                    found.name,
+                    record.name,
                     verdict.address,
                     silence_s,
                 )
-            return found
+            return record
 
     def _record_offline_uses(self) -> None:
         waiting = self._offline.get_all()
@@ -411,11 +411,11 @@ def _confirm_in_book(
     name: str, address: str, now: float, book: tokens.TokenBook
 ) -> tuple[tokens.TokenBook, bool]:
     """Return the book, and whether it has the token."""
-    found = book.tokens.get(name)
+    record = book.tokens.get(name)
     return (
         (book, False)
-        if found is None
-        else (book.put(tokens.confirm_use(found, address, now)), True)
+        if record is None
+        else (book.put(tokens.confirm_use(record, address, now)), True)
     )
 
 
@@ -423,8 +423,10 @@ def _release_in_book(
     name: str, address: str, book: tokens.TokenBook
 ) -> tuple[tokens.TokenBook, bool]:
     """Return the book, and whether it has the token."""
-    found = book.tokens.get(name)
-    return (book, False) if found is None else (book.put(tokens.release_use(found, address)), True)
+    record = book.tokens.get(name)
+    return (
+        (book, False) if record is None else (book.put(tokens.release_use(record, address)), True)
+    )
 
 
 def _refuse_token(

@@ -84,10 +84,10 @@ class TokenStore:
         key = f"{self._namespace}/{self._name}"
 
         def observe_watched(secret: decode.Json) -> ObservedTokens:
-            found = self.observe_secret(secret)
-            if found.problem:
-                log.error("%s", found.problem)
-            return found
+            observed = self.observe_secret(secret)
+            if observed.problem:
+                log.error("%s", observed.problem)
+            return observed
 
         view = informers.add_view(scope, observe_watched)
 
@@ -101,10 +101,10 @@ class TokenStore:
 
         def observe_list() -> None:
             observe_absence()
-            if (found := view.find(key)) is not None:
+            if (observed := view.find(key)) is not None:
                 # Versions begin lower after etcd was restored from a backup.
                 with self._lock:
-                    self._observed = found
+                    self._observed = observed
 
         view.add_handler(lambda *_: observe_absence())
         view.add_list_handler(observe_list)
@@ -147,10 +147,10 @@ class TokenStore:
         """Store what a watch or a response shows; None when the Secret does not exist."""
         self.note_contact()
         with self._lock:
-            found = self._parse_secret(secret)
-            if not _is_older(found, self._observed):
-                self._observed = found
-        return found
+            observed = self._parse_secret(secret)
+            if not _is_older(observed, self._observed):
+                self._observed = observed
+        return observed
 
     def load(self) -> tokens.TokenBook:
         """Read the Secret from the cluster; raise `ClusterError` or `ConfigError`."""
@@ -244,10 +244,10 @@ class TokenStore:
 
     def _fetch(self) -> ObservedTokens:
         try:
-            found = self._client.get(resources.SECRETS, self._name, namespace=self._namespace)
+            secret = self._client.get(resources.SECRETS, self._name, namespace=self._namespace)
         except errors.NotFoundError:
             return ObservedTokens(tokens.TokenBook())
-        return self.observe_secret(found)
+        return self.observe_secret(secret)
 
     def _parse_secret(self, secret: decode.Json | None) -> ObservedTokens:
         if secret is None:
@@ -279,12 +279,14 @@ def _get_book(observed: ObservedTokens) -> tokens.TokenBook:
     return observed.book
 
 
-def _is_older(found: ObservedTokens, known: ObservedTokens | None) -> bool:
+def _is_older(observed: ObservedTokens, known: ObservedTokens | None) -> bool:
     """Return whether the watch shows a version that a write of this process has replaced.
 
     An old copy would only cost a conflict.
     """
-    versions = (found.resource_version, known.resource_version if known else "")
-    if not all(each.isascii() and each.isdigit() and len(each) <= 20 for each in versions):
+    versions = (observed.resource_version, known.resource_version if known else "")
+    if not all(
+        version.isascii() and version.isdigit() and len(version) <= 20 for version in versions
+    ):
         return False
     return int(versions[0]) < int(versions[1])

@@ -121,12 +121,12 @@ class TokenBook:
 
         Compares digests in constant time; the name that selects the record is public.
         """
-        found = self.tokens.get(read_name(token))
+        record = self.tokens.get(read_name(token))
         digest = compute_digest(token)
         # Also for an unknown name, so that a response takes as long as for a wrong token.
-        expected = found.digest if found is not None else bytes(len(digest))
+        expected = record.digest if record is not None else bytes(len(digest))
         is_equal = hmac.compare_digest(digest, expected)
-        return found if is_equal else None
+        return record if is_equal else None
 
     def put(self, record: TokenRecord) -> "TokenBook":
         """Return the book with this record added or replaced."""
@@ -134,11 +134,13 @@ class TokenBook:
 
     def remove(self, name: str) -> "TokenBook":
         """Return the book without the token of this name."""
-        return TokenBook({key: each for key, each in self.tokens.items() if key != name})
+        return TokenBook({key: record for key, record in self.tokens.items() if key != name})
 
     def prune(self, since: float) -> "TokenBook":
         """Return the book without tokens that expired before this time."""
-        return TokenBook({key: each for key, each in self.tokens.items() if each.expires >= since})
+        return TokenBook(
+            {key: record for key, record in self.tokens.items() if record.expires >= since}
+        )
 
 
 TOKEN_STATES = ("valid", "used", "overused", "expired")
@@ -161,11 +163,11 @@ def make_token(
 
     Raises `ConfigError` for names that no pool or Node can have.
     """
-    for kind, each in (("pool", pool), ("machine", machine or _NONE)):
+    for kind, object_name in (("pool", pool), ("machine", machine or _NONE)):
         # The Secret could not be read with such a name in it.
-        if not object_meta.is_object_name(each) and each != _NONE:
+        if not object_meta.is_object_name(object_name) and object_name != _NONE:
             raise ConfigError(
-                f"cannot create a token: expected the name of a {kind}, found {each!r:.80}"
+                f"cannot create a token: expected the name of a {kind}, found {object_name!r:.80}"
             )
     name = "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(_NAME_LENGTH))
     token = f"tn_{name}_{secrets.token_urlsafe(_SECRET_BYTES)}"
@@ -174,8 +176,8 @@ def make_token(
 
 def read_name(token: str) -> str:
     """Return the public part of a token; empty for a text that is no token."""
-    found = _TOKEN.fullmatch(token)
-    return found[1] if found else ""
+    match = _TOKEN.fullmatch(token)
+    return match[1] if match else ""
 
 
 def compute_digest(token: str) -> bytes:
@@ -254,7 +256,7 @@ def release_use(record: TokenRecord, address: str) -> TokenRecord:
         if use.address == address and use.state is UseState.CLAIMED:
             if use.responses > 1:
                 return _replace_use(record, use, replace(use, responses=use.responses - 1))
-            return replace(record, used=tuple(each for each in record.used if each is not use))
+            return replace(record, used=tuple(other for other in record.used if other is not use))
     return record
 
 
@@ -270,7 +272,7 @@ def settle_use(record: TokenRecord, use: TokenUse, state: UseState) -> TokenReco
 
 def format_book(book: TokenBook) -> dict[str, str]:
     """Return the ``data`` of the Secret; raise `ConfigError` when it would be too large."""
-    rows = [_format_record(each) for each in book.tokens.values()]
+    rows = [_format_record(record) for record in book.tokens.values()]
     content = json.dumps({"format": _FORMAT, "tokens": rows}, separators=(",", ":")).encode()
     if len(content) > _PLAIN_BYTES:
         content = zlib.compress(content, 1)
@@ -309,18 +311,18 @@ class BookParser:
 
     def _parse_text(self, text: str) -> TokenBook:
         # Of 10,000 tokens few change at a time.
-        found: dict[str, TokenRecord] = {}
+        records: dict[str, TokenRecord] = {}
         for number, row in enumerate(_load_rows(text, self._where), 1):
             try:
-                found[row] = self._records.get(row) or _parse_record(row)
+                records[row] = self._records.get(row) or _parse_record(row)
             except (AttributeError, TypeError, binascii.Error):
                 raise _make_error(self._where, f"entry {number} is damaged") from None
             except ValueError as error:
                 problem = f"entry {number} is damaged{_describe_entry_error(error)}"
                 raise _make_error(self._where, problem) from None
-        self._records = found
-        book = TokenBook({each.name: each for each in found.values()})
-        if len(book.tokens) != len(found):
+        self._records = records
+        book = TokenBook({record.name: record for record in records.values()})
+        if len(book.tokens) != len(records):
             raise _make_error(self._where, "two entries have the same name")
         return book
 
@@ -390,8 +392,8 @@ def _describe_entry_error(error: ValueError) -> str:
 def _parse_record(row: str) -> TokenRecord:
     """Parse one entry; raise AttributeError, TypeError or ValueError."""
     name, digest, pool, expires, uses, machine, *others = row.split(" ")
-    used = (each for each in others if not each.startswith(_NODE_MARK))
-    nodes = tuple(each[len(_NODE_MARK) :] for each in others if each.startswith(_NODE_MARK))
+    used = (other for other in others if not other.startswith(_NODE_MARK))
+    nodes = tuple(other[len(_NODE_MARK) :] for other in others if other.startswith(_NODE_MARK))
     decoded = base64.b64decode(f"{digest}=", validate=True)
     if len(decoded) != hashlib.sha256().digest_size:
         raise _EntryError("expected a SHA-256 in base64 in its second field")
@@ -423,7 +425,7 @@ def _parse_use(text: str) -> TokenUse:
         address,
         float(_parse_number(at, "a time in seconds", 0, _MAX_TIME)),
         UseState(state),
-        *(_parse_number(each, "responses", 1, MAX_USES) for each in responses),
+        *(_parse_number(response, "responses", 1, MAX_USES) for response in responses),
     )
 
 
