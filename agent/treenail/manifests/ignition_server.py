@@ -46,7 +46,7 @@ def build_server_documents(
 ) -> list[Json]:
     """Build the manifests, in an order in which they can be created."""
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
-    place = _build_metadata(namespace)
+    metadata = _build_metadata(namespace)
     events = _build_metadata(EVENTS_NAMESPACE, f"{NAME}-events")
     rules = [
         *permissions.build_named_rules({"configmaps": REQUEST_CONFIGMAP}, ("get", "update")),
@@ -57,7 +57,7 @@ def build_server_documents(
     return [
         # Only the level privileged permits hostNetwork.
         objects.build_namespace(namespace, "privileged", _LABELS),
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         objects.build_role(
             "ClusterRole", _build_metadata(), permissions.build_rules([permissions.SERVER_VERBS])
         ),
@@ -74,15 +74,15 @@ def build_server_documents(
             "kind": "ConfigMap",
             "metadata": _build_metadata(namespace, REQUEST_CONFIGMAP),
         },
-        objects.build_role("Role", place, rules),
-        objects.build_binding("RoleBinding", place, account),
+        objects.build_role("Role", metadata, rules),
+        objects.build_binding("RoleBinding", metadata, account),
         *build_join_access(namespace),
         objects.build_role("Role", events, permissions.build_rules([permissions.EVENT_VERBS])),
         objects.build_binding("RoleBinding", events, account),
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": place,
+            "metadata": metadata,
             "spec": {
                 "selector": SELECTOR,
                 "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
@@ -98,11 +98,11 @@ def build_settings_access(options: InstallOptions, namespace: str = NAME) -> lis
     They say whether workers wait, and are in the namespace of the controllers, which must exist.
     """
     account: Json = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
-    place = _build_metadata(options.namespace, f"{NAME}-installation")
+    metadata = _build_metadata(options.namespace, f"{NAME}-installation")
     rules = permissions.build_named_rules({"configmaps": CONFIGMAP}, ("get",))
     return [
-        objects.build_role("Role", place, rules),
-        objects.build_binding("RoleBinding", place, account),
+        objects.build_role("Role", metadata, rules),
+        objects.build_binding("RoleBinding", metadata, account),
     ]
 
 
@@ -118,11 +118,11 @@ def build_approval_access(options: InstallOptions, namespace: str = NAME) -> lis
         "name": CONTROLLER_NAME,
         "namespace": options.namespace,
     }
-    place = _build_metadata(namespace, f"{NAME}-approve")
+    metadata = _build_metadata(namespace, f"{NAME}-approve")
     rules = permissions.build_named_rules({"secrets": token_store.TOKEN_SECRET}, ("get", "patch"))
     return [
-        objects.build_role("Role", place, rules),
-        objects.build_binding("RoleBinding", place, account),
+        objects.build_role("Role", metadata, rules),
+        objects.build_binding("RoleBinding", metadata, account),
     ]
 
 
@@ -202,8 +202,8 @@ def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
 
 
 def _build_metadata(namespace: str = "", name: str = NAME) -> Json:
-    place: Json = {"namespace": namespace} if namespace else {}
-    return {"name": name, **place, "labels": _LABELS}
+    scope: Json = {"namespace": namespace} if namespace else {}
+    return {"name": name, **scope, "labels": _LABELS}
 
 
 JOIN_NAME = "treenail-ignition-join"
@@ -222,7 +222,7 @@ def build_join_access(namespace: str) -> list[Json]:
         "app.kubernetes.io/name": bootstrap_tokens.MANAGER,
         "app.kubernetes.io/part-of": "treenail",
     }
-    place: Json = {"name": JOIN_NAME, "namespace": bootstrap_tokens.NAMESPACE, "labels": labels}
+    metadata: Json = {"name": JOIN_NAME, "namespace": bootstrap_tokens.NAMESPACE, "labels": labels}
     whole: Json = {"name": JOIN_NAME, "labels": labels}
     account: Json = {
         "kind": "ServiceAccount",
@@ -237,8 +237,8 @@ def build_join_access(namespace: str) -> list[Json]:
         "name": _BOOTSTRAPPER_ROLE,
     }
     return [
-        objects.build_role("Role", place, permissions.build_rules([permissions.JOIN_VERBS])),
-        objects.build_binding("RoleBinding", place, account),
+        objects.build_role("Role", metadata, permissions.build_rules([permissions.JOIN_VERBS])),
+        objects.build_binding("RoleBinding", metadata, account),
         bootstrappers,
         *_build_admission_policy(
             whole, f"system:serviceaccount:{namespace}:{bootstrap_tokens.MANAGER}"
@@ -306,7 +306,8 @@ def _build_admission_policy(metadata: Json, user: str) -> list[Json]:
 
 
 def _format_label_check(name: str) -> str:
+    labels, label = f"{name}.metadata.labels", bootstrap_tokens.MANAGER_LABEL
     return (
-        f"has({name}.metadata.labels) && '{bootstrap_tokens.MANAGER_LABEL}' in {name}.metadata.labels && "
-        f"{name}.metadata.labels['{bootstrap_tokens.MANAGER_LABEL}'] == '{bootstrap_tokens.MANAGER}'"
+        f"has({labels}) && '{label}' in {labels} && "
+        f"{labels}['{label}'] == '{bootstrap_tokens.MANAGER}'"
     )

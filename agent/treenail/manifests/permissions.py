@@ -134,17 +134,17 @@ manifests restricts them to its own."""
 def build_installation_rules(*, hands_over: bool) -> list[Json]:
     """Build the rules to read what an installation left, and to complete it."""
     names = [image_mode.CONFIGMAP, handover_objects.RESULT_CONFIGMAP]
-    found: list[Json] = [{**_build_rule("configmaps", ["get"]), "resourceNames": names}]
+    rules: list[Json] = [{**_build_rule("configmaps", ["get"]), "resourceNames": names}]
     if hands_over:
         secret, result = (
             {"secrets": handover_objects.HANDOVER_SECRET},
             {"configmaps": handover_objects.RESULT_CONFIGMAP},
         )
         # RBAC cannot restrict create by resourceNames: the request has no name yet.
-        found.append(_build_rule("configmaps", ["create"]))
-        found += build_named_rules(result, ("update",))
-        found += build_named_rules(secret, ("delete", "get", *_WATCH_VERBS))
-    return found
+        rules.append(_build_rule("configmaps", ["create"]))
+        rules += build_named_rules(result, ("update",))
+        rules += build_named_rules(secret, ("delete", "get", *_WATCH_VERBS))
+    return rules
 
 
 def build_named_rules(names: Mapping[str, str], verbs: Iterable[str]) -> list[Json]:
@@ -209,5 +209,5 @@ def _build_rule(resource: str, verbs: list[str]) -> Json:
 
 
 def _get_texts(rule: Json, name: str) -> list[str]:
-    found = rule.get(name)
-    return [str(each) for each in found] if isinstance(found, list) else []
+    texts = rule.get(name)
+    return [str(text) for text in texts] if isinstance(texts, list) else []
