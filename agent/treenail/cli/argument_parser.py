@@ -28,8 +28,8 @@ class CommandParser(argparse.ArgumentParser):
             words = [*words[1:], "--help"]
         elif words == ["version"]:
             words = ["--version"]
-        for each in list_parsers(self):
-            each.set_defaults(program=each.prog)
+        for parser in list_parsers(self):
+            parser.set_defaults(program=parser.prog)
         parsed, unknown = self.parse_known_args(words)
         if unknown:
             self.exit(
@@ -62,8 +62,8 @@ def list_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
     yield parser
     for action in list_actions(parser):
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no public name
-            for each in action.choices.values():
-                yield from list_parsers(each)
+            for subparser in action.choices.values():
+                yield from list_parsers(subparser)
 
 
 def list_actions(parser: argparse.ArgumentParser) -> tuple[argparse.Action, ...]:
@@ -73,10 +73,10 @@ def list_actions(parser: argparse.ArgumentParser) -> tuple[argparse.Action, ...]
 
 def rename_program(parser: argparse.ArgumentParser, old: str, new: str) -> None:
     """Change the name of the program in all help texts."""
-    for each in list_parsers(parser):
-        each.prog = each.prog.replace(old, new, 1)
-        each.description = (each.description or "").replace(old, new)
-        each.epilog = (each.epilog or "").replace(old, new)
+    for command in list_parsers(parser):
+        command.prog = command.prog.replace(old, new, 1)
+        command.description = (command.description or "").replace(old, new)
+        command.epilog = (command.epilog or "").replace(old, new)
 
 
 def parse_count(text: str) -> int:
@@ -91,12 +91,12 @@ _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration; raise `argparse.ArgumentTypeError`."""
-    found = _DURATION.fullmatch(text)
-    if not text or found is None:
+    match = _DURATION.fullmatch(text)
+    if not text or match is None:
         raise argparse.ArgumentTypeError(
             f"expected a time such as 30m or 1h30m, found {text!r:.80}"
         )
-    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
     return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
 
 

@@ -39,8 +39,8 @@ def _list_documents(name: str) -> list[str]:
     try:
         if not path.is_dir():
             return [name]
-        documents_of = (each for each in path.iterdir() if each.suffix in DOCUMENT_SUFFIXES)
-        return sorted(str(each) for each in documents_of if each.is_file())
+        documents_of = (child for child in path.iterdir() if child.suffix in DOCUMENT_SUFFIXES)
+        return sorted(str(child) for child in documents_of if child.is_file())
     except (OSError, ValueError) as error:
         raise _make_error(name, error) from error
 

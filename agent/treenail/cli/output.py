@@ -98,7 +98,8 @@ def guard_output() -> Iterator[None]:
     with Path(os.devnull).open("w", encoding="utf-8") as devnull:
         # A process that was started with a closed stream has None.
         sys.stdout, sys.stderr = (
-            cast("TextIO", GuardedStream(devnull if each is None else each)) for each in streams
+            cast("TextIO", GuardedStream(devnull if stream is None else stream))
+            for stream in streams
         )
         try:
             yield

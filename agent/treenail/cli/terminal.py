@@ -130,8 +130,8 @@ def print_lines(
             if isinstance(line, VerbatimLine)
             else wrap_line(line, width, hanging_columns=hanging_columns)
         )
-        for each in shown:
-            print(each, file=stream)
+        for shown_line in shown:
+            print(shown_line, file=stream)
 
 
 def wrap_line(line: str, width: int | None, *, hanging_columns: int = 2) -> Iterator[str]:

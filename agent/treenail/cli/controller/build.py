@@ -226,13 +226,13 @@ def _find_system_images(
 
     Empty if the registry lacks it; None if it was not asked.
     """
-    found: dict[str, str | None] = {}
+    images: dict[str, str | None] = {}
     for system in build.plan.systems:
         is_asked = system.wanted.needs_job and arguments.push_secret is not None
-        found[system.architecture] = (
+        images[system.architecture] = (
             _find_system_image(build, system, arguments) if is_asked else None
         )
-    return found
+    return images
 
 
 def _find_system_image(
@@ -245,8 +245,8 @@ def _find_system_image(
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
     with settings.open_client(spec.registry, spec.repository, clocks.SystemClock()) as client:
-        found = client.head_manifest(spec.repository, spec.tag)
-    return "" if found is None else spec.make_pull_spec(found.digest)
+        manifest = client.head_manifest(spec.repository, spec.tag)
+    return "" if manifest is None else spec.make_pull_spec(manifest.digest)
 
 
 def _create_builder(arguments: argparse.Namespace, pull_secret: Path | None) -> local.LocalBuilder:
@@ -368,11 +368,11 @@ def make_tag_resolver(
         try:
             with settings.open_client(spec.registry, spec.repository, clock) as client:
                 first, *others = arguments.architectures
-                found = resolve_image(client, spec.repository, spec.tag, first)
-                digest = found.index_digest or found.digest
-                for each in others:
+                image = resolve_image(client, spec.repository, spec.tag, first)
+                digest = image.index_digest or image.digest
+                for architecture in others:
                     # By digest: the tag may move between two requests.
-                    resolve_image(client, spec.repository, digest, each)
+                    resolve_image(client, spec.repository, digest, architecture)
         except errors.TreenailError as error:
             raise TagUnresolvedError(
                 f"cannot resolve the base image {config.base_image}: {error}",
@@ -424,7 +424,9 @@ def convert_to_json(
             "baseTag": build.base_tag or None,
             "contentKey": build.plan.wanted.content_key,
             "needsJob": build.plan.wanted.needs_job,
-            "systems": [_convert_system(each, systems[build.pool]) for each in build.plan.systems],
+            "systems": [
+                _convert_system(system, systems[build.pool]) for system in build.plan.systems
+            ],
             "pushSpec": build.plan.wanted.push_spec,
             "configLayer": {
                 "digest": build.layer.digest,

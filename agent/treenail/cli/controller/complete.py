@@ -29,8 +29,8 @@ def list_lines(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterato
         parser = _find_commands(parser).get(word, (parser, ""))[0]
     option = _find_option(parser, earlier[-1]) if earlier else None
     if option is not None and option.nargs is None:
-        choices = (str(each) for each in option.choices or ())
-        yield from (each for each in choices if each.startswith(last))
+        choices = (str(choice) for choice in option.choices or ())
+        yield from (choice for choice in choices if choice.startswith(last))
         yield _FILES if option.metavar == "FILE" else _NO_FILES
         return
     candidates = (
@@ -46,16 +46,19 @@ def _find_commands(
     parser: argparse.ArgumentParser,
 ) -> dict[str, tuple[argparse.ArgumentParser, str]]:
     """Return parser and summary of each command, by name."""
-    found: dict[str, tuple[argparse.ArgumentParser, str]] = {}
+    commands: dict[str, tuple[argparse.ArgumentParser, str]] = {}
     for action in list_actions(parser):
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  it has no public name
-            summaries = {each.dest: each.help or "" for each in action._get_subactions()}  # noqa: SLF001  as above
-            found |= {name: (each, summaries[name]) for name, each in action.choices.items()}
-    return found
+            subactions = action._get_subactions()  # noqa: SLF001  as above
+            summaries = {subaction.dest: subaction.help or "" for subaction in subactions}
+            commands |= {
+                name: (subparser, summaries[name]) for name, subparser in action.choices.items()
+            }
+    return commands
 
 
 def _find_option(parser: argparse.ArgumentParser, word: str) -> argparse.Action | None:
-    return next((each for each in list_actions(parser) if word in each.option_strings), None)
+    return next((action for action in list_actions(parser) if word in action.option_strings), None)
 
 
 def _list_options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

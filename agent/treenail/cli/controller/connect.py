@@ -76,8 +76,8 @@ def find_kubeconfigs(kubeconfig: str | None, environment: Mapping[str, str]) -> 
     """
     if kubeconfig:
         return [kubeconfig]
-    listed = [each for each in environment.get("KUBECONFIG", "").split(os.pathsep) if each]
-    existing = [each for each in listed if not _is_missing(each)]
+    listed = [path for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]
+    existing = [path for path in listed if not _is_missing(path)]
     return existing or listed[:1] or [str(_find_home() / ".kube/config")]
 
 

@@ -53,7 +53,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--spec", metavar="VERSION", type=_parse_version,
         help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: "
-        f"{emit.VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition reads)",
+        f"{emit.VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition "
+        "reads)",
     )  # fmt: skip
     parser.add_argument(
         "--pointer", action="store_true", help="print the pointer config; needs --server"

@@ -60,7 +60,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument("pool", nargs="*", metavar="POOL", help="pools (default: all pools)")
     parser.add_argument(
-        "--expect", type=argument_parser.parse_duration, default=joined_machines.EXPECT_S, metavar="TIME",
+        "--expect", type=argument_parser.parse_duration, default=joined_machines.EXPECT_S,
+        metavar="TIME",
         help="expect the Node of a machine within this time, such as 45s, 30m or 1h30m (default: "
         "20m)",
     )  # fmt: skip
@@ -77,8 +78,8 @@ def print_machines(arguments: argparse.Namespace) -> int:
     """Print the requests; return the exit code of the worst machine."""
     clock = clocks.SystemClock()
     with connect.connect_cluster(arguments) as client:
-        found = read_report(client, clock, arguments.namespace, expect_s=arguments.expect)
-    rows = [each for each in found if not arguments.pool or each.logged.row.pool in arguments.pool]
+        report = read_report(client, clock, arguments.namespace, expect_s=arguments.expect)
+    rows = [row for row in report if not arguments.pool or row.logged.row.pool in arguments.pool]
     chosen: output_format.OutputFormat = arguments.output
     if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
         if not rows:
@@ -88,7 +89,7 @@ def print_machines(arguments: argparse.Namespace) -> int:
             return 0
         is_wide = chosen is output_format.OutputFormat.WIDE
         now = clock.now()
-        cells = [_build_cells(each, now, is_wide=is_wide) for each in rows]
+        cells = [_build_cells(row, now, is_wide=is_wide) for row in rows]
         if is_wide:
             output_format.print_table(chosen, _COLUMNS, cells)
         else:
@@ -114,13 +115,13 @@ def read_report(
         ).read_rows()
     except errors.NotFoundError as error:
         raise errors.ClusterError(
-            f"cannot read the log of requests: ConfigMap {namespace}/{request_log.REQUEST_CONFIGMAP} does not "
-            "exist",
+            "cannot read the log of requests: ConfigMap "
+            f"{namespace}/{request_log.REQUEST_CONFIGMAP} does not exist",
             remedy="name the namespace of the server with --namespace, or install it: "
             "treenail-controller manifests --enable serve | kubectl apply -f -",
         ) from error
     now = clock.now()
-    pools = [each.pool for each in read_pools(client).values()]
+    pools = [observed.pool for observed in read_pools(client).values()]
     nodes = [*joined_machines.parse_nodes(client.list(resources.NODES).items)]
     certificates = list_kubelet_requests(client)
     machines = joined_machines.join_machines(
@@ -136,9 +137,9 @@ def read_report(
 
 def compute_exit_code(rows: Sequence[machine_report.ReportedRequest]) -> int:
     """Return the code of a machine that needs a user, else of one that is expected."""
-    if any(each.machine.needs_user for each in rows):
+    if any(row.machine.needs_user for row in rows):
         return output.EXIT_ATTENTION
-    is_waiting = any(each.machine.arrival is joined_machines.NodeArrival.WAITING for each in rows)
+    is_waiting = any(row.machine.arrival is joined_machines.NodeArrival.WAITING for row in rows)
     return output.EXIT_PENDING if is_waiting else 0
 
 
@@ -208,5 +209,5 @@ def _shorten_image(image: str) -> str:
 
 
 def _list_node_names(rows: Sequence[machine_report.ReportedRequest]) -> list[str]:
-    names = dict.fromkeys(each.machine.node for each in rows if each.machine.node)
+    names = dict.fromkeys(row.machine.node for row in rows if row.machine.node)
     return [output_format.format_object_name(resources.NODES, name) for name in names]

@@ -202,17 +202,17 @@ def _run_command(arguments: argparse.Namespace) -> int:
 def _render_configs(arguments: argparse.Namespace) -> int:
     from treenail.controllers.render.render import read_manifests, render_pools
 
-    found = read_manifests(files.read_documents(arguments.filename))
-    for warning in found.warnings:
+    manifests = read_manifests(files.read_documents(arguments.filename))
+    for warning in manifests.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
-    if found.warnings and arguments.strict:
+    if manifests.warnings and arguments.strict:
         return output.EXIT_FAILED
-    rendered, errors = render_pools(found, arguments.pool)
+    rendered, errors = render_pools(manifests, arguments.pool)
     for error in errors:
         _print_error(PROGRAM, error, output.EXIT_FAILED)
     if errors:
         return output.EXIT_FAILED
-    configs = [each.config.to_json() for each in rendered]
+    configs = [rendered_config.config.to_json() for rendered_config in rendered]
     if arguments.output == "yaml":
         printed = "---\n".join(documents.dump_document(config) for config in configs)
     else:

@@ -52,9 +52,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=_parse_parts,
         default=permissions.DEFAULT_CONTROLLERS,
         metavar="NAME,...",
-        help=f"parts to install: the controllers {', '.join(run.CONTROLLERS)}, and {SERVE}, the server "
-        "of Ignition configs (default: "
-        f"{','.join(permissions.DEFAULT_CONTROLLERS)})",
+        help=f"parts to install: the controllers {', '.join(run.CONTROLLERS)}, and {SERVE}, the "
+        f"server of Ignition configs (default: {','.join(permissions.DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
         "-n",
@@ -163,14 +162,14 @@ def _check_install_namespaces(arguments: argparse.Namespace) -> None:
     from treenail.controllers.handover.image_mode import NAMESPACE
     from treenail.installer.directory.manifest_checks import NAMESPACES
 
-    for option, found, expected in (
+    for option, namespace, expected in (
         ("--namespace", arguments.namespace, (NAMESPACE,)),
         ("--build-namespace", arguments.build_namespace or NAMESPACE, NAMESPACES),
     ):
-        if found not in expected:
+        if namespace not in expected:
             raise UsageError(
-                f"cannot enable install with {option} {found}: the objects of an installation are "
-                f"in the namespace {' or '.join(expected)}",
+                f"cannot enable install with {option} {namespace}: the objects of an installation "
+                f"are in the namespace {' or '.join(expected)}",
                 remedy=f"leave {option} out, or leave install out of --enable",
             )
 
@@ -217,7 +216,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         image_annotation=key.PREFIX + arguments.image_annotation,
         serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",
     )
-    found = (
+    objects = (
         installation.build_node_access()
         if arguments.only == "agent"
         else installation.build_documents(options)
@@ -228,16 +227,16 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             arguments.registry_needs_cluster,
             arguments.api_server or "",
         )
-        found = [
-            *found,
+        objects = [
+            *objects,
             *ignition_server.build_server_documents(options, arguments.serve_namespace, server),
         ]
         if controllers:
-            found += ignition_server.build_settings_access(options, arguments.serve_namespace)
-        found += ignition_server.build_approval_access(options, serve_namespace)
+            objects += ignition_server.build_settings_access(options, arguments.serve_namespace)
+        objects += ignition_server.build_approval_access(options, serve_namespace)
     if arguments.monitoring:
         namespace = arguments.serve_namespace if SERVE in arguments.enable else ""
-        found = [*found, *monitoring.build_monitoring(options, namespace)]
-    sys.stdout.write("---\n".join(map(documents.dump_document, found)))
+        objects = [*objects, *monitoring.build_monitoring(options, namespace)]
+    sys.stdout.write("---\n".join(map(documents.dump_document, objects)))
     sys.stdout.flush()
     return 0

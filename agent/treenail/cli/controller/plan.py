@@ -49,19 +49,19 @@ def print_plan(arguments: argparse.Namespace) -> int:
     for warning in documents.warnings:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     with connect.connect_cluster(arguments) as client:
-        found = snapshot.read_snapshot(client)
-    after = plan.apply_manifests(found, documents)
+        before = snapshot.read_snapshot(client)
+    after = plan.apply_manifests(before, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
         raise errors.UsageError(
             f"cannot plan: MachineConfigPool {arguments.pool} does not exist, found: {known}"
         )
-    for name, found_config in sorted(documents.image_configs.items()):
-        if found_config.pool not in after.pools:
+    for name, image_config in sorted(documents.image_configs.items()):
+        if image_config.pool not in after.pools:
             known = ", ".join(sorted(after.pools)) or "none"
             raise errors.UsageError(
                 f"cannot plan: MachineOSConfig {name} names MachineConfigPool "
-                f"{found_config.pool!r:.260}, which does not exist, found: {known}",
+                f"{image_config.pool!r:.260}, which does not exist, found: {known}",
                 remedy="correct spec.machineConfigPool.name, or name the pool with -f, too",
             )
     plans = plan.plan_pools(after, now=clocks.SystemClock().now(), only=arguments.pool)
@@ -72,4 +72,4 @@ def print_plan(arguments: argparse.Namespace) -> int:
         lines=lambda: [*plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
-    return output.EXIT_FAILED if any(each.problems for each in plans) else 0
+    return output.EXIT_FAILED if any(pool_plan.problems for pool_plan in plans) else 0

@@ -94,11 +94,13 @@ def print_rollout(arguments: argparse.Namespace) -> int:
         leader_reader = leader_status.LeaderReader(client, clock, arguments.namespace or "")
 
         def read_results() -> Sequence[rollout_result.RolloutResult]:
-            found = read_rollouts(client, arguments.pool)
+            results = read_rollouts(client, arguments.pool)
             leader = leader_reader.read_leader()
-            return [rollout_result.check_leader(each, leader, now=clock.now()) for each in found]
+            return [
+                rollout_result.check_leader(result, leader, now=clock.now()) for result in results
+            ]
 
-        found = await_rollouts(
+        results = await_rollouts(
             read_results,
             clock,
             timeout_s=arguments.timeout if arguments.wait else 0.0,
@@ -111,20 +113,20 @@ def print_rollout(arguments: argparse.Namespace) -> int:
         notice = [f"warning: {leader.message}", f"  {leader.remedy}"]
         terminal.print_lines(notice, sys.stderr, hanging_columns=4)
     if arguments.output in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
-        output_format.print_table(arguments.output, _COLUMNS, map(_build_row, found))
+        output_format.print_table(arguments.output, _COLUMNS, map(_build_row, results))
     else:
         # Sentences were printed while they changed.
         output_format.print_output(
             arguments.output,
             kind="RolloutStatus",
-            content=lambda: {"controller": leader.to_json(), **_build_document(found)},
+            content=lambda: {"controller": leader.to_json(), **_build_document(results)},
             lines=tuple,
             names=lambda: (
-                output_format.format_object_name(resources.MACHINECONFIGPOOLS, each.pool)
-                for each in found
+                output_format.format_object_name(resources.MACHINECONFIGPOOLS, result.pool)
+                for result in results
             ),
         )
-    return compute_exit_code(found)
+    return compute_exit_code(results)
 
 
 def read_rollouts(
@@ -142,14 +144,15 @@ def read_rollouts(
                 remedy="name one of these",
             )
     chosen = [pools[name] for name in dict.fromkeys(names or sorted(pools))]
-    results = [_read_result(each) for each in chosen]
+    results = [_read_result(observed) for observed in chosen]
     if not any(map(rollout_result.needs_render_inputs, results)):
         return results
     try:
         configs, controller_configs = _read_render_inputs(client)
     except errors.ForbiddenError as error:
         return [
-            rollout_result.mark_unknown(each, f"{error}; {_PERMISSION_REMEDY}") for each in results
+            rollout_result.mark_unknown(result, f"{error}; {_PERMISSION_REMEDY}")
+            for result in results
         ]
     return [
         rollout_result.check_render_inputs(result, observed.pool, configs, controller_configs)
@@ -196,31 +199,31 @@ def await_rollouts(
     """
     deadline = clock.monotonic() + timeout_s
     shown: dict[str, str] = {}
-    found: Sequence[rollout_result.RolloutResult] = ()
+    results: Sequence[rollout_result.RolloutResult] = ()
     is_reachable = True
     while True:
         try:
-            found = read_results()
+            results = read_results()
             is_reachable = True
         except errors.UnreachableError as error:
-            if clock.monotonic() >= deadline and not found:
+            if clock.monotonic() >= deadline and not results:
                 raise
             if is_reachable:
                 warn(f"cannot read the cluster, trying again until the time limit: {error}")
             is_reachable = False
-        for each in found:
-            if show is not None and shown.get(each.pool) != str(each):
-                shown[each.pool] = str(each)
-                show(each)
-        is_over = bool(found) and compute_exit_code(found) != output.EXIT_PENDING
+        for result in results:
+            if show is not None and shown.get(result.pool) != str(result):
+                shown[result.pool] = str(result)
+                show(result)
+        is_over = bool(results) and compute_exit_code(results) != output.EXIT_PENDING
         if is_over or clock.monotonic() >= deadline:
-            return found
+            return results
         clock.sleep(min(_REFRESH_S, max(0.0, deadline - clock.monotonic())))
 
 
-def compute_exit_code(found: Sequence[rollout_result.RolloutResult]) -> int:
+def compute_exit_code(results: Sequence[rollout_result.RolloutResult]) -> int:
     """Return the code of a blocked rollout, else of one in progress, else of an unknown one."""
-    outcomes = {each.outcome for each in found}
+    outcomes = {result.outcome for result in results}
     for outcome in (
         rollout_result.RolloutOutcome.BLOCKED,
         rollout_result.RolloutOutcome.IN_PROGRESS,
@@ -243,20 +246,20 @@ def _print_warning(text: str) -> None:
 
 
 def _build_row(result: rollout_result.RolloutResult) -> tuple[str, ...]:
-    counts = ["" if each is None else str(each) for each in (result.updated, result.total)]
+    counts = ["" if count is None else str(count) for count in (result.updated, result.total)]
     return result.pool, result.outcome, *counts, result.message
 
 
-def _build_document(found: Sequence[rollout_result.RolloutResult]) -> dict[str, object]:
+def _build_document(results: Sequence[rollout_result.RolloutResult]) -> dict[str, object]:
     return {
         "pools": [
             {
-                "name": each.pool,
-                "outcome": each.outcome,
-                "message": each.message,
-                "updated": each.updated,
-                "total": each.total,
+                "name": result.pool,
+                "outcome": result.outcome,
+                "message": result.message,
+                "updated": result.updated,
+                "total": result.total,
             }
-            for each in found
+            for result in results
         ]
     }

@@ -256,7 +256,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="start without leader election; ensure that no other controller process runs",
     )  # fmt: skip
     parser.add_argument(
-        "--serve-namespace", type=connect.parse_namespace, default="treenail-ignition", metavar="NAME",
+        "--serve-namespace", type=connect.parse_namespace, default="treenail-ignition",
+        metavar="NAME",
         help="let approve find access tokens in this namespace (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -350,7 +351,7 @@ class ControllerProcess:
         informers = informer_set.Informers(client, clock)
         self._page = _create_page(arguments, informers, clock, self._read_leader)
         self._runtime = runtime.ControllerRuntime(
-            [each for name in arguments.enable for each in builders[name](context)],
+            [controller for name in arguments.enable for controller in builders[name](context)],
             informers,
             clock,
             metrics,
@@ -488,14 +489,14 @@ def _parse_host(text: str) -> str:
 
 def _parse_seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = -1.0
-    if not 0.0 <= found <= _MAX_SECONDS:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _MAX_SECONDS:
         raise argparse.ArgumentTypeError(
             f"expected seconds from 0 to {_MAX_SECONDS:g}, found {text!r}"
         )
-    return found
+    return seconds
 
 
 _QUANTITY = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")

@@ -215,7 +215,7 @@ def _read_bootstrap_token(arguments: argparse.Namespace) -> str:
 
 def parse_server_url(text: str) -> str:
     """Return the URL of a server; raise `argparse.ArgumentTypeError` if it is none."""
-    found = _URL.fullmatch(text)
-    if not found or not 1 <= int(found[2] or 443) <= 65535:
+    match = _URL.fullmatch(text)
+    if not match or not 1 <= int(match[2] or 443) <= 65535:
         raise argparse.ArgumentTypeError(f"expected https://HOST:PORT, found {text!r:.80}")
     return text.rstrip("/")

@@ -203,10 +203,10 @@ def create_token(arguments: argparse.Namespace) -> int:
         case "user-data":
             print(user_data)
         case "json":
-            found: dict[str, object] = {**_describe_token(record, 0.0), "token": token}
+            content: dict[str, object] = {**_describe_token(record, 0.0), "token": token}
             if user_data:
-                found["userData"] = user_data
-            document = output_format.build_document("AccessToken", found)
+                content["userData"] = user_data
+            document = output_format.build_document("AccessToken", content)
             print(output_format.format_document(output_format.OutputFormat.JSON, document), end="")
         case _:
             print(f"token: {token}")
@@ -226,17 +226,17 @@ def list_tokens(arguments: argparse.Namespace) -> int:
         store = _open_store(client, arguments)
         book = store.load()
     now = clocks.SystemClock().now()
-    records = [each for each in book.tokens.values() if arguments.pool in (None, each.pool)]
+    records = [record for record in book.tokens.values() if arguments.pool in (None, record.pool)]
     if arguments.output is output_format.OutputFormat.TABLE and not records:
         pool = f" of pool {arguments.pool}" if arguments.pool else ""
         terminal.print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
         return 0
     if arguments.output is output_format.OutputFormat.TABLE:
         output_format.print_table(
-            arguments.output, _COLUMNS, (_format_row(each, now) for each in records)
+            arguments.output, _COLUMNS, (_format_row(record, now) for record in records)
         )
         return 0
-    items = [_describe_token(each, now) for each in records]
+    items = [_describe_token(record, now) for record in records]
     output_format.print_document(arguments.output, "AccessTokenList", {"items": items})
     return 0
 
@@ -293,7 +293,8 @@ def _check_new_token(arguments: argparse.Namespace) -> None:
         )
     if not 1 <= arguments.uses <= tokens.MAX_USES:
         raise errors.UsageError(
-            f"cannot create a token for {arguments.uses} machines: expected at most {tokens.MAX_USES}",
+            f"cannot create a token for {arguments.uses} machines: expected at most "
+            f"{tokens.MAX_USES}",
             remedy="create several tokens, one for each rack or batch of machines",
         )
     if not 0 < arguments.ttl <= _MAX_TTL_S:
@@ -363,9 +364,9 @@ def _revoke_in_book(
                 f"cannot revoke token {name:.80}: no token has this name",
                 remedy="list the names with: treenail-controller token list",
             )
-    expired = (each.name for each in book.tokens.values() if each.is_expired(expired_at))
+    expired = (record.name for record in book.tokens.values() if record.is_expired(expired_at))
     revoked = tuple(dict.fromkeys([*names, *expired]))
-    kept = {name: each for name, each in book.tokens.items() if name not in revoked}
+    kept = {name: record for name, record in book.tokens.items() if name not in revoked}
     return tokens.TokenBook(kept), tuple(book.tokens[name] for name in revoked)
 
 

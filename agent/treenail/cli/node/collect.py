@@ -208,13 +208,13 @@ def _read_settings(root: root_directory.Root, config: str | None) -> str:
 
 
 def _measure_disks(root: root_directory.Root) -> Json:
-    found: Json = {}
+    disks: Json = {}
     for name in _MOUNT_PATHS:
         path = root.resolve_path(name)
         if path.is_dir():
             usage = shutil.disk_usage(path)
-            found[name] = {"bytes": usage.total, "free": usage.free}
-    return found
+            disks[name] = {"bytes": usage.total, "free": usage.free}
+    return disks
 
 
 def _list_files(root: root_directory.Root) -> list[Json]:
@@ -245,8 +245,8 @@ def _read_deployments(machine: Machine) -> Json:
 
 
 def _plan_this_node(machine: Machine, config: str | None) -> Json:
-    found, notes = own_node.plan_node(machine, config, None)
-    return {**plan.build_plan_document(found), "notes": list(notes)}
+    update, notes = own_node.plan_node(machine, config, None)
+    return {**plan.build_plan_document(update), "notes": list(notes)}
 
 
 def _find_drift(machine: Machine, config: str | None) -> object:

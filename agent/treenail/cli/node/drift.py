@@ -57,14 +57,14 @@ class ReportedDrift:
 def main(arguments: argparse.Namespace) -> int:
     """Print drift, or repair it; return 3 if something has drifted."""
     inspector = _DriftInspector(local_machine.open_machine(arguments.root), arguments.config)
-    found = inspector.find_drifts()
+    drifts = inspector.find_drifts()
     if arguments.repair:
-        inspector.repair_drifts(_choose_drifts(found, arguments.repair))
-        found = inspector.find_drifts()
-        remaining = [each for each in found if each.drift.subject in arguments.repair]
+        inspector.repair_drifts(_choose_drifts(drifts, arguments.repair))
+        drifts = inspector.find_drifts()
+        remaining = [reported for reported in drifts if reported.drift.subject in arguments.repair]
         if remaining:
             raise errors.HostError(
-                f"cannot repair drift: {'; '.join(str(each.drift) for each in remaining)}",
+                f"cannot repair drift: {'; '.join(str(reported.drift) for reported in remaining)}",
                 remedy="read the cause in: journalctl -u treenail",
             )
     paint = terminal.create_painter(sys.stdout, os.environ)
@@ -73,11 +73,11 @@ def main(arguments: argparse.Namespace) -> int:
         kind="Drift",
         content=lambda: {
             "config": inspector.current.config,
-            "drifts": [*map(_build_document, found)],
+            "drifts": [*map(_build_document, drifts)],
         },
-        lines=lambda: format_drifts(found, inspector.current, paint),
+        lines=lambda: format_drifts(drifts, inspector.current, paint),
     )
-    return output.EXIT_ATTENTION if found else 0
+    return output.EXIT_ATTENTION if drifts else 0
 
 
 def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:
@@ -86,20 +86,20 @@ def build_drift_documents(machine: Machine, config: str | None) -> list[Json]:
 
 
 def format_drifts(
-    found: Sequence[ReportedDrift], current: ledger_record.Target, paint: terminal.Painter
+    drifts: Sequence[ReportedDrift], current: ledger_record.Target, paint: terminal.Painter
 ) -> Iterator[str]:
     """Format drift for users."""
-    if not found:
+    if not drifts:
         yield f"no drift: the machine matches {current.config}"
-    for each in found:
-        drift = each.drift
-        yield f"{paint(str(drift), '~')} ({_REACTION_TEXTS[each.reaction]})"
-        if each.diff is None:
+    for reported in drifts:
+        drift = reported.drift
+        yield f"{paint(str(drift), '~')} ({_REACTION_TEXTS[reported.reaction]})"
+        if reported.diff is None:
             continue
-        for line in each.diff.lines:
+        for line in reported.diff.lines:
             yield terminal.VerbatimLine(f"    {paint(line, line[:1])}")
-        if each.diff.note:
-            yield f"    ({each.diff.note})"
+        if reported.diff.note:
+            yield f"    ({reported.diff.note})"
 
 
 class OfflineCluster:
@@ -154,11 +154,11 @@ class _DriftInspector:
         """Find all drift, sorted by path."""
         states = local_machine.create_unit_states(self._machine, is_running=self._is_running)
         check = DriftCheck(self._machine, states)
-        found = check.check_everything(self._expected, self._read_booted_state())
+        by_subject = check.check_everything(self._expected, self._read_booted_state())
         return [
             ReportedDrift(drift, self._policy.choose_reaction(drift), self._diff_contents(drift))
-            for subject in sorted(found)
-            for drift in found[subject]
+            for subject in sorted(by_subject)
+            for drift in by_subject[subject]
         ]
 
     def repair_drifts(self, drifts: Sequence[drift_comparison.Drift]) -> None:
@@ -216,15 +216,15 @@ class _DriftInspector:
 
 
 def _choose_drifts(
-    found: Sequence[ReportedDrift], paths: Sequence[str]
+    drifts: Sequence[ReportedDrift], paths: Sequence[str]
 ) -> list[drift_comparison.Drift]:
-    known = {each.drift.subject for each in found}
+    known = {reported.drift.subject for reported in drifts}
     for path in paths:
         if path not in known:
             raise errors.UsageError(
                 f"cannot repair {path}: it has not drifted", remedy="see: treenail drift"
             )
-    chosen = [each.drift for each in found if each.drift.subject in paths]
+    chosen = [reported.drift for reported in drifts if reported.drift.subject in paths]
     for drift in chosen:
         if drift.attribute in drift_policy.BOOT_ATTRIBUTES:
             raise errors.UsageError(
@@ -234,17 +234,17 @@ def _choose_drifts(
     return chosen
 
 
-def _build_document(found: ReportedDrift) -> Json:
-    drift = found.drift
+def _build_document(reported: ReportedDrift) -> Json:
+    drift = reported.drift
     return {
         "subject": drift.subject,
         "attribute": drift.attribute,
         "expected": drift.expected,
         "actual": drift.actual,
-        "reaction": found.reaction,
+        "reaction": reported.reaction,
         "diff": {
-            "lines": list(found.diff.lines) if found.diff else [],
-            "note": found.diff.note if found.diff else "",
+            "lines": list(reported.diff.lines) if reported.diff else [],
+            "note": reported.diff.note if reported.diff else "",
         },
     }
 
@@ -254,7 +254,9 @@ def encode_config(config: MachineConfig) -> Iterator[bytes]:
 
     treenail drift does not compare these.
     """
-    sections = {name: each for name, each in (config.config or {}).items() if name != "passwd"}
+    sections = {
+        name: section for name, section in (config.config or {}).items() if name != "passwd"
+    }
     yield from codec.encode_parts(replace(config, config=sections or None).to_json())
 
 

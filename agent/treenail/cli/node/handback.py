@@ -123,18 +123,18 @@ def _annotate_node(
     machine: Machine, config: str | None, current: ledger_record.Target
 ) -> tuple[AnnotationChanges, str]:
     """Annotate the Node; return the changes and, if they are still to make, the cause."""
-    found: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
     try:
         with own_node.connect_own_node(machine, config) as node:
-            found = (
+            annotations = (
                 decode.Fields.from_json(node.read_node(), "Node")
                 .get_object("metadata")
                 .get_text_map("annotations")
             )
-            changes = handback.compute_handback_annotations(found, current)
+            changes = handback.compute_handback_annotations(annotations, current)
             node.annotate_node(changes)
     except errors.TreenailError as error:
-        return handback.compute_handback_annotations(found, current), str(error)
+        return handback.compute_handback_annotations(annotations, current), str(error)
     return changes, ""
 
 

@@ -83,7 +83,8 @@ def _build_document(past: ledger_record.PastUpdate) -> Json:
         "soft": past.is_soft_reboot,
         "reasons": list(past.reasons),
         "failedTries": [
-            {"at": format_rfc3339(each.at), "error": each.error} for each in past.failed_tries
+            {"at": format_rfc3339(failed_try.at), "error": failed_try.error}
+            for failed_try in past.failed_tries
         ],
         "failure": past.failure,
     }
@@ -99,31 +100,31 @@ def print_why(arguments: argparse.Namespace) -> int:
     machine = open_machine(arguments.root)
     record = records.from_json(machine.ledger.read_document())
     booted_at = machine.kernel.read_boot_time()
-    found = summarize_history(record, booted_at=booted_at)
+    history = summarize_history(record, booted_at=booted_at)
     output_format.print_output(
         arguments.output,
         kind="DisruptionReasons",
-        content=lambda: _build_why_document(found, booted_at),
-        lines=lambda: format_explanation(found, booted_at),
+        content=lambda: _build_why_document(history, booted_at),
+        lines=lambda: format_explanation(history, booted_at),
     )
     return 0
 
 
-def format_explanation(found: DisruptionHistory, booted_at: float | None) -> Iterator[str]:
+def format_explanation(history: DisruptionHistory, booted_at: float | None) -> Iterator[str]:
     """Format drains and reboots for users."""
-    if found.pending is not None:
-        yield from _format_disruption(f"in progress: {found.pending.disruption}", found.pending)
-    if found.last is not None:
-        yield from _format_disruption(f"last {found.last.disruption}", found.last)
-    if found.pending is None and found.last is None:
+    if history.pending is not None:
+        yield from _format_disruption(f"in progress: {history.pending.disruption}", history.pending)
+    if history.last is not None:
+        yield from _format_disruption(f"last {history.last.disruption}", history.last)
+    if history.pending is None and history.last is None:
         yield "the ledger contains no drain or reboot by treenail"
     if booted_at is None:
         return
     at = terminal.format_time(booted_at)
-    if found.boot is None:
+    if history.boot is None:
         yield f"the machine was booted at {at}, for no recorded update"
-    elif found.boot != found.last:
-        yield f"the machine was booted at {at}, for {found.boot.target}"
+    elif history.boot != history.last:
+        yield f"the machine was booted at {at}, for {history.boot.target}"
 
 
 def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
@@ -136,13 +137,13 @@ def _format_disruption(title: str, update: UpdateSummary) -> Iterator[str]:
     yield f"    journalctl TREENAIL_UPDATE={update.id}"
 
 
-def _build_why_document(found: DisruptionHistory, booted_at: float | None) -> Json:
+def _build_why_document(history: DisruptionHistory, booted_at: float | None) -> Json:
     return {
-        "pending": _build_disruption_document(found.pending),
-        "last": _build_disruption_document(found.last),
+        "pending": _build_disruption_document(history.pending),
+        "last": _build_disruption_document(history.last),
         "boot": {
             "at": None if booted_at is None else format_rfc3339(booted_at),
-            "update": None if found.boot is None else found.boot.id,
+            "update": None if history.boot is None else history.boot.id,
         },
     }
 

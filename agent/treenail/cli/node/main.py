@@ -48,16 +48,16 @@ def _load_command(module: str) -> Command:
     module, _, name = module.partition(":")
     try:
         if module in sys.modules:
-            found = sys.modules[module]
+            loaded = sys.modules[module]
         else:
             with loading.load_modules():
-                found = import_module(module)
+                loaded = import_module(module)
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"cannot run this command: {error.name} is not installed",
             remedy="install the package that contains it",
         ) from error
-    return cast("Command", getattr(found, name or "main"))
+    return cast("Command", getattr(loaded, name or "main"))
 
 
 def _print_error(error: errors.TreenailError, code: int) -> int:

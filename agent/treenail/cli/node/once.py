@@ -110,9 +110,9 @@ def apply_once(
                 remedy="wait for it, or run: treenail cancel",
             )
         configuration = NodeConfiguration(inspector, runner)
-        found = configuration.plan_steps(wanted, config.name)
+        planned = configuration.plan_steps(wanted, config.name)
         steps, disruption = (
-            _add_service_steps(wanted, found.steps) if is_running else (found.steps, None)
+            _add_service_steps(wanted, planned.steps) if is_running else (planned.steps, None)
         )
         # Without a step the stored config is the same, and writing a large one takes seconds.
         needs_copy = steps or not drift.has_stored_config(machine.files)
@@ -124,7 +124,7 @@ def apply_once(
         except KeyboardInterrupt:
             recover_interrupted(runner)
             raise
-    return OnceResult(steps, found.notes, skipped, disruption, recovery)
+    return OnceResult(steps, planned.notes, skipped, disruption, recovery)
 
 
 def _add_service_steps(
@@ -141,7 +141,7 @@ def _add_service_steps(
 
     disruption = compute_disruption(convert_steps_to_diff(wanted, steps), DEFAULT_POLICY)
     if not disruption.needs_reboot:
-        steps += plan_service_steps(steps, [each.action for each in disruption.costs])
+        steps += plan_service_steps(steps, [cost.action for cost in disruption.costs])
     return steps, disruption
 
 
@@ -238,5 +238,5 @@ def _build_document(result: OnceResult) -> Json:
     }
 
 
-def _list_reasons(found: "ConfigDisruption") -> list[str]:
-    return [str(reason) for cost in found.costs for reason in cost.reasons]
+def _list_reasons(disruption: "ConfigDisruption") -> list[str]:
+    return [str(reason) for cost in disruption.costs for reason in cost.reasons]

@@ -140,7 +140,7 @@ def plan_node(
         ):
             sources.notes.append("something has drifted; see: treenail drift")
         machine_plan = None
-    found = preview.preview_update(
+    update = preview.preview_update(
         old,
         new,
         policy or sources.find_policy(),
@@ -150,17 +150,17 @@ def plan_node(
     )
     if (
         settings.reboot is agent_settings.RebootMode.AUTO
-        and found.needs_reboot
-        and found.can_keep_kernel
+        and update.needs_reboot
+        and update.can_keep_kernel
     ):
         sources.notes.append(
             "the reboot is a soft reboot, of user space only, if kernel and initramfs stay the same"
         )
-    if found.needs_drain and settings.drain is agent_settings.DrainMode.NEVER:
+    if update.needs_drain and settings.drain is agent_settings.DrainMode.NEVER:
         sources.notes.append(
             'the setting drain is "never": drain the node yourself before the update'
         )
-    return found, tuple(sources.notes)
+    return update, tuple(sources.notes)
 
 
 def read_desired_target(
@@ -214,12 +214,12 @@ class _PlanSources:
 
     def find_policy(self) -> disruptionpolicy.DisruptionPolicy:
         """Return the policy of the cluster, or the default policy with a note."""
-        found = self._query_cluster(self._fetch_policy)
-        if found is None:
+        policy = self._query_cluster(self._fetch_policy)
+        if policy is None:
             self.notes.append(
                 f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
             )
-        return found or disruptionpolicy.DEFAULT_POLICY
+        return policy or disruptionpolicy.DEFAULT_POLICY
 
     def _fetch_image_files(self) -> str:
         with connect_own_node(self._machine, self._config) as node:

@@ -23,59 +23,59 @@ _MAX_REASONS = 20
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the plan; return its exit code, see `compute_exit_code`."""
-    found, notes = _plan_files(arguments) if arguments.files else _plan_this_node(arguments)
+    update, notes = _plan_files(arguments) if arguments.files else _plan_this_node(arguments)
     paint = terminal.create_painter(sys.stdout, os.environ)
     output_format.print_output(
         arguments.output,
         kind="UpdatePlan",
-        content=lambda: {**build_plan_document(found), "notes": list(notes)},
-        lines=lambda: [*format_plan(found, paint), *(f"note: {note}" for note in notes)],
+        content=lambda: {**build_plan_document(update), "notes": list(notes)},
+        lines=lambda: [*format_plan(update, paint), *(f"note: {note}" for note in notes)],
     )
-    return compute_exit_code(found)
+    return compute_exit_code(update)
 
 
-def compute_exit_code(found: preview.Preview) -> int:
+def compute_exit_code(update: preview.Preview) -> int:
     """Return the exit code for the plan."""
-    if found.irreconcilable_changes:
+    if update.irreconcilable_changes:
         return output.EXIT_FAILED
-    if found.needs_drain:
+    if update.needs_drain:
         return output.EXIT_ATTENTION
-    return output.EXIT_AT_TARGET if found.is_empty else output.EXIT_PENDING
+    return output.EXIT_AT_TARGET if update.is_empty else output.EXIT_PENDING
 
 
-def format_plan(found: preview.Preview, paint: terminal.Painter) -> Iterator[str]:
+def format_plan(update: preview.Preview, paint: terminal.Painter) -> Iterator[str]:
     """Format the plan for users."""
-    yield paint(f"{found.old or 'the old config'} -> {found.new or 'the new config'}", "!")
-    if found.is_empty:
+    yield paint(f"{update.old or 'the old config'} -> {update.new or 'the new config'}", "!")
+    if update.is_empty:
         yield "nothing differs"
         return
     yield ""
-    for entry in found.entries:
+    for entry in update.entries:
         yield from _format_entry(entry, paint)
-    if found.irreconcilable_changes:
+    if update.irreconcilable_changes:
         yield ""
         yield paint("A running node cannot make these changes:", "!")
-        for obstacle in found.irreconcilable_changes:
+        for obstacle in update.irreconcilable_changes:
             yield f"  {obstacle.reason}"
             yield f"    at {obstacle.place}; {obstacle.remedy}"
     yield ""
-    yield paint(_format_cost_heading(found), "!")
-    for action in found.actions:
+    yield paint(_format_cost_heading(update), "!")
+    for action in update.actions:
         yield from _format_action(action)
-    if found.harmless:
+    if update.harmless:
         yield "  no action, because"
-        yield from _format_reasons(preview.PreviewAction("", found.harmless))
-    if found.in_image:
+        yield from _format_reasons(preview.PreviewAction("", update.harmless))
+    if update.in_image:
         yield ""
         yield paint("The image must contain, as the agent checks before the drain:", "!")
-        yield from (f"  {each}" for each in found.in_image)
+        yield from (f"  {path}" for path in update.in_image)
 
 
-def build_plan_document(found: preview.Preview) -> Json:
+def build_plan_document(update: preview.Preview) -> Json:
     """Build the JSON document of the plan."""
     return {
-        "old": found.old,
-        "new": found.new,
+        "old": update.old,
+        "new": update.new,
         "changes": [
             {
                 "kind": entry.kind,
@@ -83,25 +83,29 @@ def build_plan_document(found: preview.Preview) -> Json:
                 "change": entry.mark,
                 "details": list(entry.details),
                 "diffs": [
-                    {"path": each.path, "lines": list(each.diff.lines), "note": each.diff.note}
-                    for each in entry.contents
+                    {
+                        "path": content.path,
+                        "lines": list(content.diff.lines),
+                        "note": content.diff.note,
+                    }
+                    for content in entry.contents
                 ],
             }
-            for entry in found.entries
+            for entry in update.entries
         ],
         "actions": [
             {"action": action.description, "reasons": _build_reason_documents(action)}
-            for action in found.actions
+            for action in update.actions
         ],
-        "harmless": _build_reason_documents(preview.PreviewAction("", found.harmless)),
-        "drains": found.needs_drain,
-        "reboots": found.needs_reboot,
+        "harmless": _build_reason_documents(preview.PreviewAction("", update.harmless)),
+        "drains": update.needs_drain,
+        "reboots": update.needs_reboot,
         "obstacles": [
-            {"place": each.place, "reason": each.reason, "remedy": each.remedy}
-            for each in found.irreconcilable_changes
+            {"place": change.place, "reason": change.reason, "remedy": change.remedy}
+            for change in update.irreconcilable_changes
         ],
-        "steps": list(found.steps),
-        "inImage": list(found.in_image),
+        "steps": list(update.steps),
+        "inImage": list(update.in_image),
     }
 
 
@@ -139,21 +143,21 @@ def _format_entry(entry: preview.PreviewEntry, paint: terminal.Painter) -> Itera
     yield paint(f"{sign} {entry.kind} {entry.name}".rstrip(), sign)
     for detail in entry.details:
         yield f"    {paint(detail, detail[:1])}"
-    for each in entry.contents:
-        if each.path != entry.name:
-            yield f"    {each.path}"
-        for line in each.diff.lines:
+    for content in entry.contents:
+        if content.path != entry.name:
+            yield f"    {content.path}"
+        for line in content.diff.lines:
             yield terminal.VerbatimLine(f"    {paint(line, line[:1])}")
-        if each.diff.note:
-            yield f"    ({each.diff.note})"
+        if content.diff.note:
+            yield f"    ({content.diff.note})"
 
 
-def _format_cost_heading(found: preview.Preview) -> str:
-    if found.irreconcilable_changes:
+def _format_cost_heading(update: preview.Preview) -> str:
+    if update.irreconcilable_changes:
         return "The other changes cost:"
-    if found.needs_reboot:
+    if update.needs_reboot:
         return "The node must drain and reboot:"
-    if found.needs_drain:
+    if update.needs_drain:
         return "The node must drain:"
     return "The node stays in service:"
 
@@ -172,6 +176,6 @@ def _format_reasons(action: preview.PreviewAction) -> Iterator[str]:
 
 def _build_reason_documents(action: preview.PreviewAction) -> list[Json]:
     return [
-        {"subject": each.subject, "rule": each.rule, "source": each.source}
-        for each in action.reasons
+        {"subject": reason.subject, "rule": reason.rule, "source": reason.source}
+        for reason in action.reasons
     ]

@@ -324,7 +324,7 @@ def as_list(value: object) -> list[object]:
 def _format_list(label: str, values: object, *, is_unknown: bool) -> Iterator[LabelledLine]:
     if is_unknown:
         yield label, _UNKNOWN
-    yield from ((label, str(each)) for each in as_list(values))
+    yield from ((label, str(value)) for value in as_list(values))
 
 
 def _format_activity(document: Json, *, is_unknown: bool) -> Iterator[LabelledLine]:

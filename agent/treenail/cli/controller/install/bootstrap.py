@@ -153,10 +153,10 @@ def parse_host(text: str) -> str:
 
 def parse_size(text: str) -> int:
     """Return the bytes of a size; raise `argparse.ArgumentTypeError`."""
-    found = _SIZE.fullmatch(text)
-    if not found:
+    match = _SIZE.fullmatch(text)
+    if not match:
         raise argparse.ArgumentTypeError(f"expected a size such as 20Gi, found {text!r:.40}")
-    return int(found[1]) * 1024 ** (2 if found[2] == "Mi" else 3)
+    return int(match[1]) * 1024 ** (2 if match[2] == "Mi" else 3)
 
 
 def run_bootstrap(arguments: argparse.Namespace) -> int:
@@ -344,21 +344,21 @@ class ClusterConnection:
 
     def _sign_file(self) -> tuple[int, int, int]:
         try:
-            found = Path(self._kubeconfig).stat()
+            status = Path(self._kubeconfig).stat()
         except OSError as error:
             raise errors.UsageError(
                 f"cannot read {self._kubeconfig}: {error.strerror}",
                 remedy="name the kubeconfig of the new cluster: --kubeconfig FILE",
             ) from error
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _request_stop(number: int, _: object) -> NoReturn:
     from treenail.installer.bootstrap.host_services import StopRequested
 
     # The end must not be interrupted.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.SIG_IGN)
     raise StopRequested(signal.Signals(number))
 
 
@@ -442,9 +442,9 @@ class _JournalFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        found = (priority for level, priority in _PRIORITIES if record.levelno >= level)
+        priorities = (priority for level, priority in _PRIORITIES if record.levelno >= level)
         install_id = self._journal.install_id
-        begin = f"<{next(found, 7)}>{install_id + ' ' if install_id else ''}"
+        begin = f"<{next(priorities, 7)}>{install_id + ' ' if install_id else ''}"
         return "\n".join(
             begin + sanitize.escape_line(line) for line in super().format(record).splitlines()
         )

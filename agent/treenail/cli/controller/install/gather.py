@@ -45,7 +45,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="read this node over ssh, as user core or as in USER@ADDRESS; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--node-timeout", type=argument_parser.parse_duration, default=cluster_parts.DEFAULT_TIMEOUT_S, metavar="TIME",
+        "--node-timeout", type=argument_parser.parse_duration,
+        default=cluster_parts.DEFAULT_TIMEOUT_S, metavar="TIME",
         help="time limit of each node (default: 2m)",
     )  # fmt: skip
     parser.add_argument(

@@ -36,5 +36,5 @@ def add_group(
         formatter_class=terminal.HelpFormatter,
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for each in modules:
-        each.add_command(verbs)
+    for module in modules:
+        module.add_command(verbs)

@@ -137,7 +137,7 @@ def _read_pools(kubeconfig: str, clock: clocks.Clock) -> tuple[str, str]:
     try:
         with closing(create_transport([kubeconfig], "", clock)) as transport:
             client = Client(transport)
-            found = parse_objects(
+            progress = parse_objects(
                 client.list(MACHINECONFIGPOOLS).items,
                 client.list(MACHINEOSCONFIGS).items,
                 client.list(MACHINEOSBUILDS).items,
@@ -146,7 +146,7 @@ def _read_pools(kubeconfig: str, clock: clocks.Clock) -> tuple[str, str]:
         return f"waiting for the controllers, which bring the kind: {error}", ""
     except (ClusterError, UsageError, ConfigError) as error:
         return f"waiting for the API server: {error}", ""
-    return "; ".join(found.missing), "; ".join(found.failed)
+    return "; ".join(progress.missing), "; ".join(progress.failed)
 
 
 def _print_unusable_state(error: errors.TreenailError) -> int:

@@ -85,24 +85,21 @@ def print_status(arguments: argparse.Namespace) -> int:
                     pools, clock, view, names=arguments.pool, interval_s=arguments.interval
                 )
         leader = leader_status.LeaderReader(client, clock, arguments.namespace or "").read_leader()
-        found = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
+        rows = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
     if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
         width = (
             None if chosen is output_format.OutputFormat.WIDE else terminal.find_width(sys.stdout)
         )
-        table = format_table(found, width, is_wide=chosen is output_format.OutputFormat.WIDE)
+        table = format_table(rows, width, is_wide=chosen is output_format.OutputFormat.WIDE)
         screen.print_table([*format_leader(leader, width), *table], sys.stdout)
         return 0
     output_format.print_output(
         chosen,
         kind=DOCUMENT_KIND,
-        content=lambda: status_document.build_status_document(
-            found, now=clock.now(), leader=leader
-        ),
+        content=lambda: status_document.build_status_document(rows, now=clock.now(), leader=leader),
         lines=tuple,
         names=lambda: [
-            output_format.format_object_name(resources.MACHINECONFIGPOOLS, each.name)
-            for each in found
+            output_format.format_object_name(resources.MACHINECONFIGPOOLS, row.name) for row in rows
         ],
     )
     return 0
@@ -124,10 +121,10 @@ def read_pool_rows(
 
 
 def choose_pools(
-    found: Sequence[status_table.PoolRow], names: Sequence[str]
+    rows: Sequence[status_table.PoolRow], names: Sequence[str]
 ) -> tuple[status_table.PoolRow, ...]:
     """Return the rows of these pools, or all rows; raise `UsageError` for one that is missing."""
-    known = {each.name for each in found}
+    known = {row.name for row in rows}
     for name in names:
         if name not in known:
             raise errors.UsageError(
@@ -135,7 +132,7 @@ def choose_pools(
                 f"{', '.join(sorted(known)) or 'none'}",
                 remedy="name one of these",
             )
-    return tuple(each for each in found if not names or each.name in names)
+    return tuple(row for row in rows if not names or row.name in names)
 
 
 class PoolReader(Protocol):
@@ -229,7 +226,7 @@ def follow_status(
     while True:
         problem, leader = "", pools.read_leader()
         try:
-            rows = tuple(each for each in pools.read_rows() if not names or each.name in names)
+            rows = tuple(row for row in pools.read_rows() if not names or row.name in names)
         except errors.ClusterError as error:
             problem = str(error)
         view.show_rows(rows, now=clock.now(), problem=problem, leader=leader)
@@ -238,11 +235,11 @@ def follow_status(
 
 def _parse_interval(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = -1.0
-    if not _MIN_INTERVAL_S <= found <= _MAX_INTERVAL_S:
+        seconds = -1.0
+    if not _MIN_INTERVAL_S <= seconds <= _MAX_INTERVAL_S:
         raise argparse.ArgumentTypeError(
             f"expected seconds from {_MIN_INTERVAL_S:g} to {_MAX_INTERVAL_S:g}, found {text!r:.80}"
         )
-    return found
+    return seconds

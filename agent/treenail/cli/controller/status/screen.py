@@ -55,7 +55,7 @@ def create_view(stream: TextIO, environment: Mapping[str, str]) -> StatusView:
 def print_table(lines: Iterable[StyledLine], stream: TextIO) -> None:
     """Print lines, on a terminal in colours."""
     plain = _find_unguarded(stream)
-    plain.write("".join(f"{each}\n" for each in StyleRenderer(plain).render_lines(lines)))
+    plain.write("".join(f"{line}\n" for line in StyleRenderer(plain).render_lines(lines)))
     plain.flush()
 
 
@@ -110,8 +110,8 @@ class LiveTable:
         if problem:
             text = f"cannot update the table: {problem}"
             lines = [
-                StyledLine(((each, "bad"),))
-                for each in terminal.wrap_text(sanitize.escape_line(text), size.columns)
+                StyledLine(((line, "bad"),))
+                for line in terminal.wrap_text(sanitize.escape_line(text), size.columns)
             ]
         elif leader is not None:
             lines = [*format_leader(leader, size.columns)]
@@ -161,7 +161,7 @@ class ChangeLog:
         notice = "; ".join(str(line).strip() for line in shown)
         self._print_change(now, ("", "leader"), notice)
         for row in rows:
-            own = [format_blocker(each) for each in row.blockers if not each.node]
+            own = [format_blocker(blocker) for blocker in row.blockers if not blocker.node]
             text = "; ".join([f"{row.name}: {format_summary(row)}", *own])
             self._print_change(now, (row.name, ""), text)
             if row.build is not None:

@@ -96,7 +96,7 @@ _REASON_STYLES = {"failed": "bad", status_table.CONFLICT: "bad"}
 
 
 def format_table(
-    found: Sequence[status_table.PoolRow],
+    rows: Sequence[status_table.PoolRow],
     width: int | None = None,
     *,
     is_wide: bool = False,
@@ -108,7 +108,7 @@ def format_table(
     """
     lines: list[StyledLine] = []
     for limit in (MAX_IDLE_NODES, 5, 2, 0):
-        lines = [*_format_pools(found, width, is_wide=is_wide, max_idle=limit)]
+        lines = [*_format_pools(rows, width, is_wide=is_wide, max_idle=limit)]
         if max_lines is None or len(lines) <= max_lines:
             break
     yield from lines
@@ -154,8 +154,8 @@ def format_blocker(blocker: status_table.RolloutBlocker) -> str:
 
 def format_version(os_image: str) -> str:
     """Return the version in the name of an operating system, or the name if it has none."""
-    found = _VERSION.search(os_image)
-    return found[0] if found else os_image
+    match = _VERSION.search(os_image)
+    return match[0] if match else os_image
 
 
 def format_rough_duration(seconds: float) -> str:
@@ -167,19 +167,19 @@ def format_rough_duration(seconds: float) -> str:
 
 def shorten_target(target: node_facts.RolloutTarget) -> str:
     """Shorten a rendered config to 8 digits of its hash, and an image to 8 of its digest."""
-    found = _RENDERED.fullmatch(target.config)
-    config = found[1] if found else target.config or "-"
+    match = _RENDERED.fullmatch(target.config)
+    config = match[1] if match else target.config or "-"
     _, _, digest = (target.image or "").partition("@sha256:")
     image = digest[:8] or target.image
     return escape_line(f"{config}/{image}" if image else config)
 
 
 def _format_pools(
-    found: Sequence[status_table.PoolRow], width: int | None, *, is_wide: bool, max_idle: int
+    rows: Sequence[status_table.PoolRow], width: int | None, *, is_wide: bool, max_idle: int
 ) -> Iterator[StyledLine]:
-    if not found:
+    if not rows:
         yield StyledLine.plain_text("no MachineConfigPools found")
-    for index, row in enumerate(found):
+    for index, row in enumerate(rows):
         if index:
             yield StyledLine()
         yield from _format_pool(row, width)
@@ -199,14 +199,14 @@ def _format_pool(row: status_table.PoolRow, width: int | None) -> Iterator[Style
     wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
     text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
     yield from _wrap(escape_line(text), width, "  ", "faint")
-    own = [each for each in row.blockers if not each.node or each.kind == "halted"]
+    own = [blocker for blocker in row.blockers if not blocker.node or blocker.kind == "halted"]
     if (build := row.build) is not None:
         # A failed build blocks the pool with the same message.
-        if any(build.message in each.message for each in own):
+        if any(build.message in blocker.message for blocker in own):
             build = replace(build, message="")
         yield from _wrap(format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy"))
     tag = row.conditions.get(TAG_RESOLVED)
-    is_known = tag is not None and any(tag.message in each.message for each in own)
+    is_known = tag is not None and any(tag.message in blocker.message for blocker in own)
     # A pool without any image is blocked with the same message.
     if tag is not None and tag.status == "False" and not is_known:
         text = f"image tag not followed ({tag.reason}): {tag.message}"
@@ -252,12 +252,12 @@ def _format_nodes(
 def _is_reason_in_heading(row: status_table.PoolRow, node: status_table.NodeRow) -> bool:
     """Return whether the lines above the table have the reason of this node."""
     return any(
-        node.reason in each.message
+        node.reason in blocker.message
         and (
             node.phase == status_table.CONFLICT
-            or (each.kind == "halted" and each.node == node.name)
+            or (blocker.kind == "halted" and blocker.node == node.name)
         )
-        for each in row.blockers
+        for blocker in row.blockers
     )
 
 
