@@ -43,12 +43,12 @@ class DyingFiles(InstallFiles):
             raise
         super()._write_new(path, content, mode)
 
-    def _replace(self, temporary: Path, path: Path) -> None:
+    def _replace_file(self, temporary: Path, path: Path) -> None:
         self._fuse.pass_point()
-        super()._replace(temporary, path)
+        super()._replace_file(temporary, path)
         self._fuse.pass_point()
 
-    def _sync(self, descriptor: int) -> None:
+    def _sync_descriptor(self, descriptor: int) -> None:
         """Do nothing: SIGKILL loses nothing that was written."""
 
 

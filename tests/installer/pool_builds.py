@@ -20,8 +20,8 @@ from treenail.installer.directory.install_manifests import (
 from treenail.installer.images.build_attempt import PoolBuildSettings, PushRegistry
 from treenail.installer.images.built_image import BuiltPoolImage
 from treenail.installer.images.pool_image import (
-    PoolBuildInputs,
     PoolImageBuilder,
+    PoolImageInputs,
     make_build_inputs,
 )
 from treenail.installer.install_steps import StepOverdueError
@@ -147,7 +147,7 @@ class InstallSite:
             *self.extra,
         )
 
-    def read_inputs(self) -> PoolBuildInputs:
+    def read_inputs(self) -> PoolImageInputs:
         manifests = read_install_manifests(self.root)
         pools = render_install_pools(manifests)
         return make_build_inputs(manifests, pools, "master", namespace=self.namespace)

@@ -36,13 +36,13 @@ class RecordingFiles(InstallFiles):
         self._root = root
         self.effects: list[str] = []
 
-    def _replace(self, temporary: Path, path: Path) -> None:
-        super()._replace(temporary, path)
+    def _replace_file(self, temporary: Path, path: Path) -> None:
+        super()._replace_file(temporary, path)
         assert not temporary.exists()
         self.effects.append(f"rename to {path.relative_to(self._root)}")
 
-    def _sync(self, descriptor: int) -> None:
-        super()._sync(descriptor)
+    def _sync_descriptor(self, descriptor: int) -> None:
+        super()._sync_descriptor(descriptor)
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         self.effects.append(f"fsync {os.path.relpath(path, self._root)}")
 

@@ -33,9 +33,9 @@ class FlushedFiles(InstallFiles):
             self.before_record = set(self.flushed)
         return super().write(path, content, mode=mode)
 
-    def _sync(self, descriptor: int) -> None:
+    def _sync_descriptor(self, descriptor: int) -> None:
         self.flushed.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-        super()._sync(descriptor)
+        super()._sync_descriptor(descriptor)
 
 
 def find_blob(storage: Path, digest: str) -> Path:

@@ -282,7 +282,7 @@ class StatusPublisher:
         self._lock = threading.RLock()
         self._is_failing = False
         self._status = InstallStatus(install_id, InstallPhase.RUNNING, self._read_time())
-        self._publish(self._status)
+        self._publish_status(self._status)
 
     @property
     def status(self) -> InstallStatus:
@@ -303,7 +303,7 @@ class StatusPublisher:
 
     def begin_step(self, step: Step) -> None:
         """Publish that a step begins."""
-        self._change(
+        self._change_status(
             step=step.name,
             title=step.title,
             activity="",
@@ -313,7 +313,7 @@ class StatusPublisher:
 
     def report(self, text: str) -> None:
         """Publish what the step does now."""
-        self._change(activity=text[:_TEXT_LIMIT])
+        self._change_status(activity=text[:_TEXT_LIMIT])
 
     def end_step(self, step: Step) -> None:
         """Do nothing: the next step follows at once."""
@@ -326,7 +326,7 @@ class StatusPublisher:
             error.remedy[:_TEXT_LIMIT],
             self._read_time(),
         )
-        self._change(phase=InstallPhase.FAILED, is_serving=False, failure=failure)
+        self._change_status(phase=InstallPhase.FAILED, is_serving=False, failure=failure)
 
     def fail(self, error: errors.TreenailError) -> None:
         """Publish a failure outside of a step, unless that of a step is published."""
@@ -334,19 +334,19 @@ class StatusPublisher:
             failure = InstallFailure(
                 "start", str(error)[:_TEXT_LIMIT], error.remedy[:_TEXT_LIMIT], self._read_time()
             )
-            self._change(phase=InstallPhase.FAILED, is_serving=False, failure=failure)
+            self._change_status(phase=InstallPhase.FAILED, is_serving=False, failure=failure)
 
     def set_pools(self, pools: Mapping[str, InstalledPool]) -> None:
         """Publish config and image of each pool."""
-        self._change(pools=dict(pools))
+        self._change_status(pools=dict(pools))
 
     def set_serving(self, *, is_serving: bool) -> None:
         """Publish whether machines receive their configs."""
-        self._change(is_serving=is_serving)
+        self._change_status(is_serving=is_serving)
 
     def complete(self, *, is_serving: bool) -> None:
         """Publish that the installation is complete."""
-        self._change(
+        self._change_status(
             phase=InstallPhase.COMPLETE,
             is_serving=is_serving,
             since=self._read_time(),
@@ -358,14 +358,14 @@ class StatusPublisher:
 
     def stop(self) -> None:
         """Publish that the process ends before the installation is complete."""
-        self._change(phase=InstallPhase.STOPPED, is_serving=False)
+        self._change_status(phase=InstallPhase.STOPPED, is_serving=False)
 
-    def _change(self, **changes: object) -> None:
+    def _change_status(self, **changes: object) -> None:
         with self._lock:
             # mypy cannot check the types of names that a caller chooses.
-            self._publish(replace(self._status, **changes))  # type: ignore[arg-type]
+            self._publish_status(replace(self._status, **changes))  # type: ignore[arg-type]
 
-    def _publish(self, status: InstallStatus) -> None:
+    def _publish_status(self, status: InstallStatus) -> None:
         with self._lock:
             self._status = replace(status, updated=self._read_time())
             content = (

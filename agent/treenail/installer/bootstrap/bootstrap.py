@@ -38,6 +38,8 @@ from treenail.provisioning.content.source import (
     SourceUnreadyError,
 )
 
+log = logging.getLogger(__name__)
+
 SERVED_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 """Pools of the control plane, the only machines that reach the bootstrap host."""
 _BUILD_RETRY_S = 10
@@ -166,9 +168,6 @@ def _read_controller_config(document: decode.Json) -> ObservedControllerConfig:
     return observed
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class BootstrapSettings:
     """Time limits, and what machines receive."""
@@ -267,7 +266,7 @@ class BootstrapStage:
         self._services.begin_log(state.id)
         publisher = self._make_publisher(state.id)
         try:
-            self._install(state, publisher, should_stop=should_stop)
+            self._install_cluster(state, publisher, should_stop=should_stop)
         except errors.TreenailError as error:
             publisher.fail(error)
             raise
@@ -286,7 +285,7 @@ class BootstrapStage:
             self._directory, install_id, self._files, self._clock, self._services.notify_status
         )
 
-    def _install(
+    def _install_cluster(
         self,
         state: install_state.InstallState,
         publisher: install_steps.StatusPublisher,
@@ -318,14 +317,14 @@ class BootstrapStage:
                 }
             )
             images = self._provide_images(runner, store)
-            self._serve(source, manifests, images, store.list_node_files(images))
+            self._serve_configs(source, manifests, images, store.list_node_files(images))
             publisher.set_pools(self._describe_pools(images))
             publisher.set_serving(is_serving=True)
-            registry_address = self._hand_over(runner, store, images)
+            registry_address = self._hand_over_images(runner, store, images)
             self._release_nodes(runner, registry_address, machines)
             # The final registries have the images: late machines need no mirror.
             registry.close()
-            self._serve(source, manifests, images, ())
+            self._serve_configs(source, manifests, images, ())
             publisher.complete(is_serving=not should_stop)
             log.info("the installation is complete: the bootstrap host may be removed")
             if not should_stop:
@@ -347,7 +346,7 @@ class BootstrapStage:
                 images.append(step.image)
         return images
 
-    def _serve(
+    def _serve_configs(
         self,
         source: BootstrapSource,
         manifests: install_manifests.InstallManifests,
@@ -381,7 +380,7 @@ class BootstrapStage:
             for pool in self._rendered
         }
 
-    def _hand_over(
+    def _hand_over_images(
         self,
         runner: install_steps.InstallStepRunner,
         store: ImageStore,

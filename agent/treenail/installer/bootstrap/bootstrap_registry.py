@@ -44,6 +44,8 @@ from treenail.installer.bootstrap.registry_process import (
 from treenail.installer.directory import install_files
 from treenail.registry.authorization import Login
 
+log = logging.getLogger(__name__)
+
 PUSHER, PULLER = "treenail-push", "treenail-pull"
 _FIELDS = ("pushPassword", "pullPassword", "uploadKey")
 _LIMIT = 4096  # bytes
@@ -97,6 +99,7 @@ def _compute_bcrypt(password: str) -> str:
             continue
         crypt.restype = ctypes.c_char_p
         crypt.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        # A failure is NULL, or a text that begins with an asterisk (crypt(3)).
         password_hash: bytes | None = crypt(password.encode(), f"$2b$04${salt}".encode())
         if (
             password_hash
@@ -110,8 +113,6 @@ def _compute_bcrypt(password: str) -> str:
         "External",
     )
 
-
-log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = ":22625"
 _LOOPBACK = "127.0.0.1"
@@ -242,7 +243,7 @@ class BootstrapRegistry:
         # A daemon: a signal may end the program before anything closes this registry. The kernel
         # then ends the processes with the thread.
         self._thread = threading.Thread(
-            target=self._supervise, name="bootstrap-registry", daemon=True
+            target=self._supervise_processes, name="bootstrap-registry", daemon=True
         )
         try:
             self._thread.start()
@@ -346,7 +347,7 @@ class BootstrapRegistry:
 
     # Supervision
 
-    def _supervise(self) -> None:
+    def _supervise_processes(self) -> None:
         """Run both processes; the thread that starts them must live until they end."""
         try:
             self._start_processes()

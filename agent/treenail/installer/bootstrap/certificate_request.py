@@ -21,7 +21,7 @@ class CertificateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class IssuedCertificates:
+class IssuanceResult:
     """Certificates and private keys, PEM; those of an earlier start are empty."""
 
     ca_pem: str

@@ -98,7 +98,7 @@ class PublishStep:
 
         def find_missing() -> str:
             try:
-                self._publish(self._connect(), secret)
+                self._publish_secret(self._connect(), secret)
             except (errors.ClusterError, errors.UsageError) as error:
                 return f"cannot publish yet: {error}"
             return ""
@@ -109,7 +109,7 @@ class PublishStep:
         )
         return {}
 
-    def _publish(self, client: api_client.Client, secret: decode.Json) -> None:
+    def _publish_secret(self, client: api_client.Client, secret: decode.Json) -> None:
         with suppress(errors.AlreadyExistsError):
             client.create(resources.NAMESPACES, {"metadata": {"name": image_mode.NAMESPACE}})
         try:
@@ -156,7 +156,7 @@ class HandoverStep:
         try:
             wait_until_complete(context, self._find_missing)
         except install_steps.StepOverdueError as error:
-            raise self._add_place(error) from error
+            raise self._add_image_location(error) from error
         return {}
 
     def _find_missing(self) -> str:
@@ -166,12 +166,14 @@ class HandoverStep:
         except (errors.ClusterError, errors.UsageError) as error:
             return f"cannot read the result of the hand-over: {error}"
 
-    def _add_place(self, error: install_steps.StepOverdueError) -> install_steps.StepOverdueError:
+    def _add_image_location(
+        self, error: install_steps.StepOverdueError
+    ) -> install_steps.StepOverdueError:
         try:
-            place = f"the images are kept in {self._export_images()}"
+            location = f"the images are kept in {self._export_images()}"
         except errors.TreenailError as another:
-            place = f"the images cannot be kept as OCI directories: {another}"
-        return install_steps.StepOverdueError(f"{error}; {place}", remedy=error.remedy)
+            location = f"the images cannot be kept as OCI directories: {another}"
+        return install_steps.StepOverdueError(f"{error}; {location}", remedy=error.remedy)
 
 
 def wait_until_complete(

@@ -1,4 +1,4 @@
-"""Checks of a host that is going to be the bootstrap host: space, programs, ports and clock."""
+"""Checks of the future bootstrap host: space, programs, ports and clock."""
 
 import errno
 import shutil

@@ -186,24 +186,24 @@ class MachineContacts:
             pulled, served = sorted(self._pulls.addresses), sorted(self._served)
             refused = dict(self._refused)
         if registry and pulled:
-            return f"{_join(pulled)} pulled the image from {registry}, and must boot it"
+            return f"{_join_addresses(pulled)} pulled the image from {registry}, and must boot it"
         if served and registry:
             return (
-                f"{_join(served)} got the config, and no machine has pulled its image from "
-                f"{registry}: check on the machine that it reaches this address, and read: "
+                f"{_join_addresses(served)} got the config, and no machine has pulled its image "
+                f"from {registry}: check on the machine that it reaches this address, and read: "
                 "journalctl -u treenail-firstboot"
             )
         if served:
-            return f"{_join(served)} got the config"
+            return f"{_join_addresses(served)} got the config"
         for address, why in sorted(refused.items()):
             if why:
                 return f"{address} requested the config, and got none: {why}"
         if refused:
-            return f"{_join(sorted(refused))} requested the config before it was ready"
+            return f"{_join_addresses(sorted(refused))} requested the config before it was ready"
         return "no machine has requested a config from this process"
 
 
-def _join(addresses: Sequence[str]) -> str:
+def _join_addresses(addresses: Sequence[str]) -> str:
     more = len(addresses) - _NAMES_LIMIT
     return ", ".join(addresses[:_NAMES_LIMIT]) + (f" and {more} more" if more > 0 else "")
 

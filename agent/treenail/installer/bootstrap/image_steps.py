@@ -39,17 +39,17 @@ def list_rendered_files(
     """Return content and mode of all files in the order of writing: pools last. Pure."""
     files = {
         directory.machine_configs / f"{pool.rendered.name}.yaml": (
-            _dump(pool.rendered.config.to_json()),
+            _encode_document(pool.rendered.config.to_json()),
             _SECRET,
         )
         for pool in pools
     }
     for manifest in manifests.list_kind(CONTROLLER_CONFIG_KIND):
         path = directory.controller_config / f"{manifest.name}.yaml"
-        files[path] = _dump(manifest.document), _SECRET
+        files[path] = _encode_document(manifest.document), _SECRET
     for pool in pools:
         path = directory.machine_pools / f"{pool.pool.name}.yaml"
-        files[path] = _dump(pool.document), _READABLE
+        files[path] = _encode_document(pool.document), _READABLE
     return files
 
 
@@ -123,7 +123,7 @@ def _list_names(pools: tuple[install_manifests.RenderedPool, ...]) -> Mapping[st
     return {pool.pool.name: pool.rendered.name for pool in pools}
 
 
-def _dump(document: decode.Json) -> bytes:
+def _encode_document(document: decode.Json) -> bytes:
     return documents.dump_document(document).encode()
 
 

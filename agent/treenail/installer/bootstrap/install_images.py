@@ -65,11 +65,11 @@ class InstallImages:
         if config is None:
             return None
         if config.pre_built_image:
-            return PreBuiltImage(config.pre_built_image)
+            return PrebuiltImageProvider(config.pre_built_image)
         builder = pool_image.PoolImageBuilder(
             self._directory, self._registry, self._settings.build, self._clock, self._files
         )
-        return ImageBuild(builder, self._make_inputs)
+        return BuiltImageProvider(builder, self._make_inputs)
 
     def list_node_files(self, images: Sequence[image_steps.PoolImage]) -> tuple[IgnitionFile, ...]:
         """Return the files with which nodes pull from the bootstrap registry."""
@@ -126,7 +126,7 @@ class InstallImages:
         configs = self._manifests.image_configs.values()
         return next((config for config in configs if config.pool == pool), None)
 
-    def _make_inputs(self, pool: install_manifests.RenderedPool) -> pool_image.PoolBuildInputs:
+    def _make_inputs(self, pool: install_manifests.RenderedPool) -> pool_image.PoolImageInputs:
         return pool_image.make_build_inputs(
             self._manifests, [pool], pool.pool.name, namespace=self._find_namespace(pool.pool.name)
         )
@@ -169,13 +169,13 @@ class InstallImages:
         return objects
 
 
-class ImageBuild:
+class BuiltImageProvider:
     """A `treenail.installer.bootstrap.image_steps.PoolImageProvider` that builds."""
 
     def __init__(
         self,
         builder: pool_image.PoolImageBuilder,
-        make_inputs: Callable[[install_manifests.RenderedPool], pool_image.PoolBuildInputs],
+        make_inputs: Callable[[install_manifests.RenderedPool], pool_image.PoolImageInputs],
     ) -> None:
         self._builder = builder
         self._make_inputs = make_inputs
@@ -197,8 +197,8 @@ class ImageBuild:
     def has_image(self, image: image_steps.PoolImage) -> bool:
         """Return whether the registry still has the image."""
         pool = self._pools[image.pool]
-        registry_image = self._builder.find_image(self._make_inputs(pool))
-        return registry_image is not None and registry_image.pull_spec == image.image
+        known = self._builder.find_image(self._make_inputs(pool))
+        return known is not None and known.pull_spec == image.image
 
     def provide_image(
         self, pool: install_manifests.RenderedPool, context: install_steps.StepContext
@@ -210,7 +210,7 @@ class ImageBuild:
         )
 
 
-class PreBuiltImage:
+class PrebuiltImageProvider:
     """A `treenail.installer.bootstrap.image_steps.PoolImageProvider` of a known image."""
 
     def __init__(self, image: str) -> None:

@@ -103,15 +103,15 @@ class InstallationCa:
 
 def issue_certificates(
     request: certificate_request.CertificateRequest,
-) -> certificate_request.IssuedCertificates:
+) -> certificate_request.IssuanceResult:
     """Return what is missing; raise `ConfigError`."""
     if request.ca_certificate is None:
         request = create_ca(request)
-        created = certificate_request.IssuedCertificates(
+        created = certificate_request.IssuanceResult(
             "", request.ca_certificate or b"", request.ca_key
         )
     else:
-        created = certificate_request.IssuedCertificates("")
+        created = certificate_request.IssuanceResult("")
     authority = load_ca(request)
     issued = replace(created, ca_pem=authority.pem)
     known, names, now = request.server_certificate, request.names, request.now

@@ -90,7 +90,10 @@ def format_config(config: RegistryProcessConfig) -> str:
         "auth": {"htpasswd": {"realm": "treenail", "path": str(config.htpasswd)}},
         "http": {
             "addr": f"{host}:{config.port}",
+            # A Location of an upload without a host: this host has several addresses.
             "relativeurls": True,
+            # Signs the state of uploads. docker-registry would make another one at each start
+            # (distribution, configuration.md, http).
             "secret": config.upload_key,
             "tls": {
                 "certificate": str(config.certificate),
@@ -111,6 +114,8 @@ def make_command(
     """
     if not program.image:
         return [program.path, "serve", str(config_file)]
+    # With SELinux a container may read only files that :z or :Z relabels (podman-run(1)); the other
+    # programs of this host need their own label on these files.
     return [
         program.path, "run", "--rm", "--replace", f"--name={name}", "--network=host",
         "--security-opt=label=disable", "--ulimit=host", "--log-driver=none",

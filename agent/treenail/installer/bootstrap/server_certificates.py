@@ -33,7 +33,7 @@ def prepare_server_certificate(
     key: Path,
     names: Sequence[str],
     now: float,
-) -> certificate_request.IssuedCertificates:
+) -> certificate_request.IssuanceResult:
     """Make the two files of a server have a certificate that is valid for long.
 
     Raises `ConfigError` and `FileError`.
@@ -83,7 +83,7 @@ def _read_certificates(files: InstallFiles, paths: Iterable[Path]) -> dict[str, 
 
 def _issue_certificates(
     request: certificate_request.CertificateRequest,
-) -> certificate_request.IssuedCertificates:
+) -> certificate_request.IssuanceResult:
     from treenail.installer.bootstrap import installation_ca  # noqa: PLC0415  # cryptography
 
     return installation_ca.issue_certificates(request)

@@ -187,7 +187,7 @@ class InstallFiles:
         temporary = path.parent / f"{_PREFIX}{path.name}"
         try:
             self._write_new(temporary, content, mode)
-            self._replace(temporary, path)
+            self._replace_file(temporary, path)
             self._sync_path(path.parent)
         except OSError as error:
             with suppress(OSError):
@@ -269,19 +269,19 @@ class InstallFiles:
             file.flush()
             # Not the mode of open(2), which the umask restricts.
             os.fchmod(descriptor, mode)
-            self._sync(descriptor)
+            self._sync_descriptor(descriptor)
 
-    def _replace(self, temporary: Path, path: Path) -> None:
+    def _replace_file(self, temporary: Path, path: Path) -> None:
         temporary.replace(path)
 
     def _sync_path(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._sync(descriptor)
+            self._sync_descriptor(descriptor)
         finally:
             os.close(descriptor)
 
-    def _sync(self, descriptor: int) -> None:
+    def _sync_descriptor(self, descriptor: int) -> None:
         os.fsync(descriptor)
 
 

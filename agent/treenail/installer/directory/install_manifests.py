@@ -48,7 +48,7 @@ MAX_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class InstallManifest:
+class ManifestObject:
     """One object of a file."""
 
     kind: str
@@ -80,7 +80,7 @@ class InstallManifest:
 class InstallManifests:
     """Objects of the manifests by name; of two pools with one name, the user's."""
 
-    objects: dict[tuple[str, str, str], InstallManifest] = field(default_factory=dict)
+    objects: dict[tuple[str, str, str], ManifestObject] = field(default_factory=dict)
     """By kind, namespace and name."""
     pools: dict[str, machineconfigpool.MachineConfigPool] = field(default_factory=dict)
     configs: dict[str, machineconfig.MachineConfig] = field(default_factory=dict)
@@ -94,11 +94,11 @@ class InstallManifests:
     ignored: list[str] = field(default_factory=list)
     """Files of other types, and directories."""
 
-    def find(self, kind: str, name: str, namespace: str = "") -> InstallManifest | None:
+    def find(self, kind: str, name: str, namespace: str = "") -> ManifestObject | None:
         """Return an object; None without it."""
         return self.objects.get((kind, namespace, name))
 
-    def list_kind(self, kind: str) -> list[InstallManifest]:
+    def list_kind(self, kind: str) -> list[ManifestObject]:
         """Return the objects of a kind by namespace and name."""
         return [self.objects[key] for key in sorted(self.objects) if key[0] == kind]
 
@@ -176,7 +176,7 @@ class _ManifestReader:
 
     def check_pool_owners(self) -> None:
         """Find MachineOSConfigs with one pool, or with a name that an API server refuses."""
-        owners: dict[str, InstallManifest] = {}
+        owners: dict[str, ManifestObject] = {}
         for manifest in self.manifests.list_kind(machineosconfig.KIND):
             pool = self.manifests.image_configs[manifest.name].pool
             if not pool:
@@ -206,7 +206,7 @@ class _ManifestReader:
             if expected is None or version.partition("/")[0] != expected.partition("/")[0]:
                 return
             meta = fields.get_object("metadata")
-            manifest = InstallManifest(
+            manifest = ManifestObject(
                 kind, meta.get_text("namespace"), meta.get_required_text("name"), file, line,
                 document, path,
             )  # fmt: skip
@@ -223,7 +223,7 @@ class _ManifestReader:
             inner = (*path, *find_field_path(text))
             self.problems.append(InstallProblem(file, text, remedy, line, inner))
 
-    def _add_object(self, manifest: InstallManifest) -> bool:
+    def _add_object(self, manifest: ManifestObject) -> bool:
         """Add an object; return False for one that another replaces."""
         key = (manifest.kind, manifest.namespace, manifest.name)
         if len(self.manifests.objects) >= _MAX_OBJECTS:
@@ -249,7 +249,7 @@ class _ManifestReader:
         )
         return False
 
-    def _parse_object(self, manifest: InstallManifest) -> None:
+    def _parse_object(self, manifest: ManifestObject) -> None:
         """Parse an object of one of the kinds with a model; raise `ConfigError`."""
         manifests, name, document = self.manifests, manifest.name, manifest.document
         try:
@@ -287,7 +287,7 @@ class _ManifestReader:
             ) from error
 
 
-def _is_built_in(manifest: InstallManifest) -> bool:
+def _is_built_in(manifest: ManifestObject) -> bool:
     meta = decode.Fields.from_json(manifest.document, manifest.title).get_object("metadata")
     return BUILT_IN_POOL in meta.get_object("labels").values
 

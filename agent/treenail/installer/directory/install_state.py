@@ -119,7 +119,7 @@ class InstallState:
         content = files.read(self._path, limit=_LIMIT)
         if content is None:
             self._record = InstallRecord(uuid.uuid4().hex[:12], self._read_time())
-            self._write()
+            self._write_record()
         else:
             self._record = parse_install_record(content, directory)
             # A power cut must not undo steps that this process does not repeat.
@@ -147,7 +147,7 @@ class InstallState:
             name, StepState.RUNNING, dict(inputs), self._read_time(), attempts=attempts
         )
         self._record = self._record.replace_step(step)
-        self._write()
+        self._write_record()
 
     def finish_step(self, name: str, result: Mapping[str, str]) -> None:
         """Record that the running step is done. Raises `FileError`."""
@@ -179,12 +179,12 @@ class InstallState:
             remedy=remedy,
         )
         self._record = self._record.replace_step(step)
-        self._write()
+        self._write_record()
 
     def _read_time(self) -> str:
         return clocks.format_rfc3339(self._clock.now())
 
-    def _write(self) -> None:
+    def _write_record(self) -> None:
         document = codec.encode(self._record, version=STATE_VERSION)
         complete = {**document, _CHECKSUM: _compute_checksum(document)}
         self._files.write(self._path, json.dumps(complete, indent=1).encode() + b"\n")

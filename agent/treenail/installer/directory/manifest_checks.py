@@ -154,7 +154,7 @@ def find_manifest_problems(
 
 def find_namespaced(
     manifests: install_manifests.InstallManifests, kind: str, name: str
-) -> install_manifests.InstallManifest | None:
+) -> install_manifests.ManifestObject | None:
     """Return an object in one of the namespaces of builds."""
     places = (manifests.find(kind, name, namespace) for namespace in NAMESPACES)
     return next((manifest for manifest in places if manifest is not None), None)
@@ -172,7 +172,7 @@ def is_prebuilt(config: machineosconfig.MachineOSConfig) -> bool:
 
 
 def _check_prebuilt(
-    manifest: install_manifests.InstallManifest, config: machineosconfig.MachineOSConfig
+    manifest: install_manifests.ManifestObject, config: machineosconfig.MachineOSConfig
 ) -> Iterator[problems.InstallProblem]:
     if is_prebuilt(config):
         try:
@@ -183,7 +183,7 @@ def _check_prebuilt(
 
 def _check_context(
     manifests: install_manifests.InstallManifests,
-    manifest: install_manifests.InstallManifest,
+    manifest: install_manifests.ManifestObject,
     config: machineosconfig.MachineOSConfig,
 ) -> Iterator[problems.InstallProblem]:
     document = None
@@ -206,7 +206,7 @@ def _check_context(
 
 def _check_secrets(
     manifests: install_manifests.InstallManifests,
-    manifest: install_manifests.InstallManifest,
+    manifest: install_manifests.ManifestObject,
     config: machineosconfig.MachineOSConfig,
 ) -> Iterator[problems.InstallProblem]:
     where = "spec.renderedImagePushSecret"
@@ -241,7 +241,7 @@ def _check_secrets(
 
 def _describe_missing(
     manifests: install_manifests.InstallManifests,
-    manifest: install_manifests.InstallManifest,
+    manifest: install_manifests.ManifestObject,
     config: machineosconfig.MachineOSConfig,
     name: str,
     field_name: str,
@@ -339,7 +339,7 @@ def _get_repository(image: str) -> str:
 
 
 def _convert_finding(
-    manifest: install_manifests.InstallManifest, finding: checks.InputFinding
+    manifest: install_manifests.ManifestObject, finding: checks.InputFinding
 ) -> problems.InstallProblem:
     remedy = finding.remedy
     if finding.reason is checks.InputReason.CONTEXT_INVALID and remedy.endswith("to the files"):

@@ -1,4 +1,4 @@
-"""Reads the manifest files of an install directory, within limits of size, number and place."""
+"""Manifest files of an install directory, read within limits of size, number and place."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ _MAX_FILES = 5000
 
 
 @dataclass(slots=True)
-class FoundFiles:
+class ManifestFiles:
     """Contents by path below the install directory, and what could not be read."""
 
     contents: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -31,14 +31,14 @@ class FoundFiles:
 
 def read_manifest_files(
     directory: InstallDirectory, *, skipped: frozenset[str] = frozenset()
-) -> FoundFiles:
+) -> ManifestFiles:
     """Read the files of ``manifests`` and ``openshift``, without the skipped ones.
 
     A missing directory has none.
 
     The installer copies both into one directory, so that no name may be in both.
     """
-    files = FoundFiles()
+    files = ManifestFiles()
     root = directory.root.resolve()
     names = {path.rpartition("/")[2]: path for path in skipped}
     total = 0
@@ -73,7 +73,7 @@ def read_manifest_files(
     return files
 
 
-def _list_names(root: Path, folder: Path, files: FoundFiles) -> Iterator[str]:
+def _list_names(root: Path, folder: Path, files: ManifestFiles) -> Iterator[str]:
     """Yield the names in a directory in their order, without hidden files and backups."""
     try:
         if not _is_inside(root, folder):
@@ -134,7 +134,7 @@ def find_link_problem(root: Path, path: Path, where: str) -> InstallProblem | No
     return None
 
 
-def _read_file(root: Path, path: Path, where: str, files: FoundFiles) -> bytes | None:
+def _read_file(root: Path, path: Path, where: str, files: ManifestFiles) -> bytes | None:
     try:
         if not _is_inside(root, path):
             files.problems.append(_make_link_problem(where))

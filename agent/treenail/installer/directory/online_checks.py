@@ -34,7 +34,7 @@ _LIMITS = transport.RegistryLimits(connect_s=5.0, attempts=2)
 
 
 @dataclass(frozen=True, slots=True)
-class FoundImage:
+class RegistryImage:
     """An image of one architecture in a registry."""
 
     digest: str
@@ -67,18 +67,18 @@ class RegistryChecker:
 
     def find_image(
         self, image: pullspec.PullSpec, architecture: str, access: RegistryAccess
-    ) -> FoundImage:
+    ) -> RegistryImage:
         """Return an image; of a list of manifests, that of the architecture."""
         settings = self._add_access(access)
 
-        def find(place: registries.ImageName) -> FoundImage:
+        def find(place: registries.ImageName) -> RegistryImage:
             with settings.open_client(place.registry, place.repository, self._clock) as client:
                 resolved = images.resolve_image(
                     client, place.repository, place.reference, architecture
                 )
             size = sum(layer.size for layer in resolved.layers)
             labels = read_labels(resolved.config)
-            return FoundImage(resolved.digest, labels, size, place.registry, place.repository)
+            return RegistryImage(resolved.digest, labels, size, place.registry, place.repository)
 
         name = registries.ImageName(image.registry, image.repository, image.digest)
         return registries.pull_from_places(name, access.mirrors, find)
@@ -177,7 +177,7 @@ class OnlineChecks:
     def _check_prebuilt(
         self,
         manifests: install_manifests.InstallManifests,
-        manifest: install_manifests.InstallManifest,
+        manifest: install_manifests.ManifestObject,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
     ) -> None:
@@ -200,7 +200,7 @@ class OnlineChecks:
     def _check_base(
         self,
         manifests: install_manifests.InstallManifests,
-        manifest: install_manifests.InstallManifest,
+        manifest: install_manifests.ManifestObject,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
     ) -> None:
@@ -216,7 +216,7 @@ class OnlineChecks:
     def _check_push_login(
         self,
         manifests: install_manifests.InstallManifests,
-        manifest: install_manifests.InstallManifest,
+        manifest: install_manifests.ManifestObject,
         config: machineosconfig.MachineOSConfig,
     ) -> None:
         if manifest_checks.is_cluster_registry(config.push_spec):
@@ -227,8 +227,10 @@ class OnlineChecks:
         )
         try:
             access = find_access(manifests, config.push_secret, target.registry)
-            if not self._ask(target.registry, lambda: self.checker.check_login(target, access)):
-                self._report(
+            if not self._ask_registry(
+                target.registry, lambda: self.checker.check_login(target, access)
+            ):
+                self._report_problem(
                     manifest,
                     f"{target.registry} refuses the login of Secret {config.push_secret} for "
                     f"{target.repository}",
@@ -247,10 +249,10 @@ class OnlineChecks:
 
     def _find_image(
         self, image: pullspec.PullSpec, architecture: str, access: RegistryAccess
-    ) -> FoundImage:
+    ) -> RegistryImage:
         name = f"{image.registry}/{image.repository}"
         places = access.mirrors.list_places(name, is_digest=True)
-        registry_image = self._ask(
+        registry_image = self._ask_registry(
             " ".join(place.partition("/")[0] for place in places),
             lambda: self.checker.find_image(image, architecture, access),
         )
@@ -268,7 +270,7 @@ class OnlineChecks:
                 "spec.additionalTrustBundle or in spec.imageRegistryBundleUserData"
             )
 
-    def _ask(self, registry: str, request: Callable[[], _Answer]) -> _Answer:
+    def _ask_registry(self, registry: str, request: Callable[[], _Answer]) -> _Answer:
         if registry in self._unreachable:
             raise self._unreachable[registry]
         try:
@@ -278,7 +280,7 @@ class OnlineChecks:
             raise
 
     def _report_error(
-        self, manifest: install_manifests.InstallManifest, what: str, error: RegistryError
+        self, manifest: install_manifests.ManifestObject, what: str, error: RegistryError
     ) -> None:
         """Report an error; of several images in an unreachable registry, that of the first."""
         registry = next(
@@ -287,9 +289,11 @@ class OnlineChecks:
         if registry and registry in self._named:
             return
         self._named.add(registry)
-        self._report(manifest, f"{what}: {error}", error.remedy)
+        self._report_problem(manifest, f"{what}: {error}", error.remedy)
 
-    def _report(self, manifest: install_manifests.InstallManifest, text: str, remedy: str) -> None:
+    def _report_problem(
+        self, manifest: install_manifests.ManifestObject, text: str, remedy: str
+    ) -> None:
         remedy = f"{remedy}, {_OFFLINE}" if remedy else f"correct it, {_OFFLINE}"
         self._problems.append(manifest.make_problem(text, remedy))
 

@@ -552,7 +552,7 @@ _POOL_FIELDS = {
 
 def move_problem(
     problem: InstallProblem,
-    manifest: install_manifests.InstallManifest | None,
+    manifest: install_manifests.ManifestObject | None,
     config: install_config.InstallConfig,
 ) -> InstallProblem:
     """Return a problem of a generated object with file and line of the install configuration."""
@@ -567,7 +567,7 @@ def move_problem(
 
 def _find_origin(
     problem: InstallProblem,
-    manifest: install_manifests.InstallManifest | None,
+    manifest: install_manifests.ManifestObject | None,
     config: install_config.InstallConfig,
     positions: yaml11.YamlPositions,
 ) -> yaml11.FieldPath:

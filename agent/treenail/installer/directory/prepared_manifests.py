@@ -1,4 +1,4 @@
-"""The file with all manifests that the stage ``prepare`` writes, and whether it has done so.
+"""The file with all manifests that the stage ``prepare`` writes.
 
 One file, so that a kill leaves all manifests or none. Installers read several documents per file.
 """
@@ -64,16 +64,16 @@ class PreparedInputs:
 def format_manifests(inputs: PreparedInputs) -> bytes:
     """Return the content of the file; equal inputs give equal bytes."""
     body = "---\n".join(documents.dump_document(document) for document in _build_objects(inputs))
-    return f"{_HEADER}{_hash(body.encode())}\n{body}".encode()
+    return f"{_HEADER}{_compute_hash(body.encode())}\n{body}".encode()
 
 
 def is_unchanged(content: bytes) -> bool:
     """Return whether the file is as `format_manifests` of any version wrote it."""
     header, _, body = content.partition(b"\n")
-    return header == f"{_HEADER}{_hash(body)}".encode()
+    return header == f"{_HEADER}{_compute_hash(body)}".encode()
 
 
-def _hash(body: bytes) -> str:
+def _compute_hash(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 

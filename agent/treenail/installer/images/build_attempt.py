@@ -1,4 +1,4 @@
-"""One attempt to build and push the image of a pool on this host, with its logs.
+"""One attempt to build and push the image of a pool on this host.
 
 While buildah runs the Containerfile, the base is uploaded to the bootstrap registry. Its layers are
 most of an image, and known before the build ends. The push finds them in the registry, and uploads
@@ -184,7 +184,7 @@ class BuildAttempt:
         seconds: dict[str, float] = {}
         warning = ""
         if plan.wanted.needs_job:
-            self._answer(
+            self._require_success(
                 self._layers.answer_question(
                     build_facts.CheckPush("", plan.wanted.push_spec, number), plan, config
                 )
@@ -194,7 +194,7 @@ class BuildAttempt:
             facts = system.wanted.initial
             if system.wanted.needs_job:
                 pushed = system.wanted.push_spec
-                answer = self._answer(self._layers.find_system_image(pushed, config))
+                answer = self._require_success(self._layers.find_system_image(pushed, config))
                 image = answer.pull_spec
                 if image and not self._layers.has_complete_image(image, config):
                     log.warning("building %s again: the registry lost a part of it", pushed)
@@ -214,12 +214,12 @@ class BuildAttempt:
         question = build_facts.AppendConfig(
             "", number, sources, plan.wanted.push_spec, plan.wanted.config
         )
-        answer = self._answer(self._layers.answer_question(question, plan, config))
+        answer = self._require_success(self._layers.answer_question(question, plan, config))
         warning = "; ".join(filter(None, (warning, answer.warning)))
         return AttemptResult(answer.pull_spec, systems, {**seconds, **answer.seconds}, warning)
 
     @staticmethod
-    def _answer(answer: build_facts.Answer) -> build_facts.Answer:
+    def _require_success(answer: build_facts.Answer) -> build_facts.Answer:
         if answer.failure is not None:
             raise layer_builder.AttemptFailed(answer.failure)
         return answer
@@ -255,7 +255,7 @@ class SystemImageBuilder:
         try:
             with self._write_logins(planned) as (pull, push):
                 builder = self._make_builder(pull, push, attempt_log.write_line)
-                result = self._build(builder, planned, system)
+                result = self._build_system(builder, planned, system)
         except errors.TreenailError as error:
             failure = build_facts.AttemptFailure(
                 failures.choose_reason(error, build_result.BuildPhase.BUILD), str(error)
@@ -275,7 +275,7 @@ class SystemImageBuilder:
         for system in planned.plan.systems:
             builder.discard_build(_make_name(planned.config, system))
 
-    def _build(
+    def _build_system(
         self, builder: local.LocalBuilder, planned: PlannedImage, system: build_planner.SystemPlan
     ) -> build_result.BuildResult:
         plan, registry = planned.plan, self._registry
@@ -299,7 +299,9 @@ class SystemImageBuilder:
             has_layers = build.has_layers
             uploads = partial(self._upload_base, planned, build)
             result = (
-                self._push(build) if build.has_image else self._run_phases(build, limit_s, uploads)
+                self._push_image(build)
+                if build.has_image
+                else self._run_phases(build, limit_s, uploads)
             )
             if has_layers and result.reason in _DAMAGED:
                 # A power cut may have damaged what the earlier attempt left.
@@ -328,7 +330,7 @@ class SystemImageBuilder:
             seconds |= result.seconds
             if not result.has_succeeded:
                 return replace(result, seconds=seconds)
-        result = self._push(build)
+        result = self._push_image(build)
         return replace(result, seconds={**seconds, **result.seconds})
 
     def _upload_base(
@@ -349,7 +351,7 @@ class SystemImageBuilder:
         )
         return upload_base(client, target.repository, build.directories, base_image)
 
-    def _push(self, build: local.LocalBuild) -> build_result.BuildResult:
+    def _push_image(self, build: local.LocalBuild) -> build_result.BuildResult:
         return build.run_phase(
             build_result.BuildPhase.PUSH, timeout_s=self._settings.push_timeout_s
         )
@@ -407,7 +409,7 @@ def upload_base(
         return
     # A daemon: after a signal nothing waits for it.
     thread = Thread(
-        target=_upload,
+        target=_upload_image,
         args=(client, repository, directories, base),
         name="base-upload",
         daemon=True,
@@ -431,7 +433,7 @@ def _find_base(
         return None
 
 
-def _upload(
+def _upload_image(
     client: RegistryClient,
     repository: str,
     directories: build_spec.BuildDirectories,

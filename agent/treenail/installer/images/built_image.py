@@ -1,4 +1,4 @@
-"""An image that was built at the installation, and the MachineOSBuild that the cluster adopts.
+"""Image that an installation built, as the MachineOSBuild that the cluster adopts.
 
 It is exported as an OCI directory, ``oci:DIR:NAME`` of skopeo. The blobs come from the registry's
 storage directory, so that no registry needs to run. Its layout is that of the file system driver of
@@ -187,7 +187,7 @@ class StoredBlobs:
 def _copy_manifest(blobs: StoredBlobs, layout: ImageLayout, digest: str) -> tuple[str, int]:
     """Copy a manifest and all that it names; return its media type and size."""
     content = blobs.read_manifest(digest)
-    fields = _parse(content, digest)
+    fields = _parse_manifest(content, digest)
     media_type = fields.get_text("mediaType") or names.OCI_MANIFEST
     for entry in fields.iter_objects("manifests"):
         _copy_manifest(blobs, layout, entry.get_text("digest"))
@@ -221,12 +221,12 @@ def _copy_blob(blobs: StoredBlobs, layout: ImageLayout, entry: decode.Fields) ->
 
 def _list_instances(blobs: StoredBlobs, digest: str) -> Iterator[str]:
     """Yield the images of a list of manifests."""
-    fields = _parse(blobs.read_manifest(digest), digest)
+    fields = _parse_manifest(blobs.read_manifest(digest), digest)
     for entry in fields.iter_objects("manifests"):
         yield entry.get_text("digest")
 
 
-def _parse(content: bytes, digest: str) -> decode.Fields:
+def _parse_manifest(content: bytes, digest: str) -> decode.Fields:
     fields = decode.Fields.from_json(decode.load_json(content, where=digest), digest)
     for name in ("manifests", "layers"):
         if len(fields.get_list(name)) > _ENTRIES_LIMIT:

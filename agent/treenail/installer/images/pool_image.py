@@ -1,4 +1,4 @@
-"""Builds the images of the control plane on the bootstrap host.
+"""Build of the images of the control plane on the bootstrap host.
 
 The plan is that of the build controller, so that names, content keys, layers and labels are those
 of the future cluster, which adopts the image. With a Containerfile, extensions or a kernel type,
@@ -75,7 +75,7 @@ class PoolBuildError(errors.TreenailError):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolBuildInputs:
+class PoolImageInputs:
     """The pool, and what its build reads."""
 
     config: machineosconfig.MachineOSConfig
@@ -130,7 +130,7 @@ class PoolImageBuilder:
         self._options = build_inputs.list_builder_options(driver=settings.driver)
 
     def build_pool_image(
-        self, inputs: PoolBuildInputs, context: install_steps.StepContext
+        self, inputs: PoolImageInputs, context: install_steps.StepContext
     ) -> built_image.BuiltPoolImage:
         """Build and push the image of a pool, and write its MachineOSBuild for the cluster.
 
@@ -139,7 +139,7 @@ class PoolImageBuilder:
         `PoolBuildError`, and `StepOverdueError` while it waits.
         """
         pool, began = inputs.pool.name, self._clock.now()
-        planned, layers, base = self._plan(inputs)
+        planned, layers, base = self._plan_build(inputs)
         if known := self._find_built(planned, layers):
             log.info("image of pool %s is built already: %s", pool, known.pull_spec)
             return known
@@ -169,19 +169,19 @@ class PoolImageBuilder:
         log.info("built the image of pool %s: %s", pool, built.pull_spec)
         return built
 
-    def plan_image(self, inputs: PoolBuildInputs) -> build_planner.BuildPlan:
+    def plan_image(self, inputs: PoolImageInputs) -> build_planner.BuildPlan:
         """Return the plan; raise `PoolBuildError`. The tag of a base is resolved once."""
-        return self._plan(inputs)[0].plan
+        return self._plan_build(inputs)[0].plan
 
-    def find_image(self, inputs: PoolBuildInputs) -> built_image.BuiltPoolImage | None:
+    def find_image(self, inputs: PoolImageInputs) -> built_image.BuiltPoolImage | None:
         """Return the image of these inputs if it is built; raise `PoolBuildError`."""
-        planned, layers, _ = self._plan(inputs)
+        planned, layers, _ = self._plan_build(inputs)
         return self._find_built(planned, layers)
 
     # Planning
 
-    def _plan(
-        self, inputs: PoolBuildInputs
+    def _plan_build(
+        self, inputs: PoolImageInputs
     ) -> tuple[build_attempt.PlannedImage, layer_builder.LayerBuilder, image_tags.TagRecord | None]:
         """Plan the build; return also how the tag of the base image was resolved."""
         reader = cluster_reader.ClusterReader(
@@ -461,13 +461,13 @@ def make_build_inputs(
     *,
     namespace: str = NAMESPACE,
     architecture: str = "",
-) -> PoolBuildInputs:
+) -> PoolImageInputs:
     """Return the inputs of the build for pool ``name``, one of `list_built_pools`.
 
     ``namespace`` is that of builds in the future cluster.
     """
     documents = {pool.rendered.name: pool.rendered.config.to_json() for pool in pools}
-    return PoolBuildInputs(
+    return PoolImageInputs(
         next(config for config in manifests.image_configs.values() if config.pool == name),
         next(pool.pool for pool in pools if pool.pool.name == name),
         manifest_checks.InstallObjects(manifests, documents),

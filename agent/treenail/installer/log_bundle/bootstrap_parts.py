@@ -171,13 +171,13 @@ _MAX_DEPTH = 12
 
 def list_files(folder: Path) -> list[Path]:
     """List the regular files below a folder, at most 5000, sorted; links are not followed."""
-    return sorted(path for path, status in _walk(folder) if stat.S_ISREG(status.st_mode))
+    return sorted(path for path, status in _walk_folder(folder) if stat.S_ISREG(status.st_mode))
 
 
 def describe_files(folder: Path) -> list[dict[str, object]]:
     """List names, modes, owners, sizes and times of all entries below a folder, no contents."""
     files: list[dict[str, object]] = []
-    for path, status in _walk(folder):
+    for path, status in _walk_folder(folder):
         files.append(
             {
                 "path": str(path.relative_to(folder)),
@@ -219,7 +219,7 @@ def read_log(path: Path) -> tuple[bytes, int]:
         return shown, omitted
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _walk_folder(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the entries below a folder and their status; skip what cannot be read or vanishes."""
     waiting, count = [(folder, _MAX_DEPTH)], 0
     while waiting:

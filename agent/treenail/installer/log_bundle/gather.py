@@ -1,4 +1,4 @@
-"""Gathers a log bundle of an installation: the bootstrap host, the cluster, then nodes.
+"""Log bundle of an installation, from the bootstrap host, the cluster and then nodes.
 
 Its first page says what the installation did, where it failed and why. With the units of
 `build_gather_hook`, ``openshift-install gather bootstrap`` includes the log bundle.
@@ -77,6 +77,7 @@ WantedBy=multi-user.target
 """
 # The installer packs as the user who made the directory, so the files must belong to that user.
 # The last command moves everything at once: the installer never packs a half-written part.
+# systemd passes $$ as one dollar sign to the shell (systemd.service(5)).
 _SERVICE_UNIT = f"""\
 [Unit]
 Description=Add treenail to the log bundle of openshift-install gather
