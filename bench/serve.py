@@ -45,7 +45,7 @@ from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions
 from treenail.provisioning.tokens.token_store import TokenStore
-from treenail.provisioning.tokens.tokens import TokenBook, make_token
+from treenail.provisioning.tokens.tokens import TokenTable, make_token
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -216,8 +216,8 @@ class Server:
     def create_tokens(self, count: int) -> list[str]:
         """Replace all tokens by new ones of the pool; return them."""
         made = [make_token("worker", expires=time.time() + 86_400) for _ in range(count)]
-        book = TokenBook({record.name: record for _, record in made})
-        self.store.change(lambda _: (book, None))
+        table = TokenTable({record.name: record for _, record in made})
+        self.store.change(lambda _: (table, None))
         return [token for token, _ in made]
 
     def check_token(self, token: str) -> int:

@@ -20,7 +20,7 @@ from treenail.daemon.local import metrics as node_metrics
 from treenail.manifests.installation import InstallOptions
 from treenail.manifests.monitoring import build_dashboard, build_monitoring, build_rule_groups
 from treenail.provisioning.machines.request_recorder import RequestMetrics, add_token_metrics
-from treenail.provisioning.tokens.tokens import TokenBook
+from treenail.provisioning.tokens.tokens import TokenTable
 
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
 ALERTS = Path(__file__).parents[2] / "agent/treenail/manifests/monitoring_files/alerts.yaml"
@@ -34,7 +34,7 @@ def known_metrics() -> set[str]:
     DrainMetrics(metrics)
     PoolMetrics(metrics, FakeClock(), list)
     RequestMetrics(metrics, lambda _: True)
-    add_token_metrics(metrics, TokenBook, FakeClock())
+    add_token_metrics(metrics, TokenTable, FakeClock())
     served = set(re.findall(r"^# TYPE (\S+)", metrics.render_text(), re.MULTILINE))
     tables = {PREFIX + table.name for table in compute_pool_tables([], 0.0)}
     buckets = {f"{name}_bucket" for name in served if name.endswith("_seconds")}

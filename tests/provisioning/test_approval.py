@@ -433,7 +433,7 @@ def test_request_with_a_revoked_token_is_not_approved(
     token, record = cluster.create_token()
     approvals = Approvals(cluster)
     join(cluster, token, "late", "new")
-    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    cluster.make_store().change(lambda table: (table.remove(record.name), None))
     approvals.sync_next()
     assert read_conditions(cluster, "late") == []
     assert f"token {record.name} does not exist, or was revoked" in caplog.text

@@ -15,7 +15,7 @@ from treenail.clocks import format_rfc3339
 from treenail.errors import ConfigError
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.machines.joined_machines import ArrivedNode
-from treenail.provisioning.machines.token_settlement import UseSettler, settle_record
+from treenail.provisioning.machines.token_settlement import TokenUseSettler, settle_record
 from treenail.provisioning.tokens.bootstrap_tokens import (
     GROUP,
     BootstrapCredentials,
@@ -174,7 +174,7 @@ def make_node(cluster: TokenCluster, name: str, address: str, *, ready: bool = T
 
 def provision(
     cluster: TokenCluster, *addresses: str, machine: str = "", uses: int = 1
-) -> tuple[TokenRecord, UseSettler]:
+) -> tuple[TokenRecord, TokenUseSettler]:
     """Serve one machine or more; return their token and what settles it."""
     token, record = cluster.create_token(machine=machine, uses=uses, ttl_s=86400)
     credentials = make_credentials(cluster)
@@ -183,13 +183,13 @@ def provision(
         verdict = replica.access.claim(replica.access.check(token, "worker", address))
         assert verdict.kubeconfig
         replica.access.confirm_sent(verdict)
-    settler = UseSettler(
+    settler = TokenUseSettler(
         replica.store, cluster.client, cluster.clock, credentials, retry_window_s=600
     )
     return record, settler
 
 
-def settle(cluster: TokenCluster, settler: UseSettler) -> None:
+def settle(cluster: TokenCluster, settler: TokenUseSettler) -> None:
     cluster.clock.move(31)
     settler.settle_uses()
 

@@ -35,7 +35,12 @@ from treenail.manifests.permissions import CONTROLLER_VERBS, build_rules
 from treenail.provisioning.approval.controller import ApprovalController
 from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET, TokenStore
-from treenail.provisioning.tokens.tokens import TokenBook, TokenRecord, format_book, make_token
+from treenail.provisioning.tokens.tokens import (
+    TokenRecord,
+    TokenTable,
+    format_token_table,
+    make_token,
+)
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
 pytestmark = [pytest.mark.integration]
@@ -90,7 +95,7 @@ class JoiningCluster:
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": metadata,
-                "data": format_book(TokenBook({record.name: record})),
+                "data": format_token_table(TokenTable({record.name: record})),
             }
         )
         options = InstallOptions(controllers=("approve",))

@@ -59,10 +59,10 @@ class Installed:
         """Create tokens for one machine each; return them by name."""
         made = [make_token("worker", expires=SystemClock().now() + 3600) for _ in range(count)]
 
-        def put(book: Any) -> tuple[Any, None]:
+        def put(table: Any) -> tuple[Any, None]:
             for _, record in made:
-                book = book.put(record)
-            return book, None
+                table = table.put(record)
+            return table, None
 
         self.store.change(put)
         return {record.name: token for token, record in made}

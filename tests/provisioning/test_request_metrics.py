@@ -9,7 +9,7 @@ from treenail.provisioning.machines.request_recorder import (
     RequestRecorder,
     add_token_metrics,
 )
-from treenail.provisioning.tokens.tokens import TokenBook, make_token
+from treenail.provisioning.tokens.tokens import TokenTable, make_token
 
 PREFIX = "treenail_controller_ignition_"
 
@@ -64,20 +64,20 @@ def test_names_that_clients_choose_add_no_time_series() -> None:
 
 def test_tokens_are_counted_at_each_scrape() -> None:
     metrics, clock = ControllerMetrics(), FakeClock(NOW)
-    books: list[TokenBook | None] = [None]
-    add_token_metrics(metrics, lambda: books[0], clock)
+    tables: list[TokenTable | None] = [None]
+    add_token_metrics(metrics, lambda: tables[0], clock)
     assert f"{PREFIX}tokens{{" not in metrics.render_text()
-    book = TokenBook()
+    table = TokenTable()
     for age in (10, 20):
-        book = book.put(make_token("worker", expires=NOW + age)[1])
-    books[0] = book
+        table = table.put(make_token("worker", expires=NOW + age)[1])
+    tables[0] = table
     assert f'{PREFIX}tokens{{state="valid"}} 2.0' in metrics.render_text()
     clock.move(15)
     text = metrics.render_text()
     assert f'{PREFIX}tokens{{state="valid"}} 1.0' in text
     assert f'{PREFIX}tokens{{state="expired"}} 1.0' in text
     assert f'{PREFIX}tokens{{state="used"}} 0.0' in text
-    assert not [each for each in book.tokens if each in text]
+    assert not [each for each in table.tokens if each in text]
 
 
 def test_log_that_fails_hides_no_request_from_the_others() -> None:

@@ -55,7 +55,7 @@ def create_token(server: LabServer, pool: str) -> str:
     token, record = make_token(pool, expires=SystemClock().now() + 3600)
     try:
         store = TokenStore(Client(transport), NAME, SystemClock())
-        store.change(lambda book: (book.put(record), None))
+        store.change(lambda table: (table.put(record), None))
     finally:
         transport.close()
     return token

@@ -53,7 +53,9 @@ def learn(replica: Replica, record: TokenRecord) -> None:
 
     def is_current() -> bool:
         observed = replica.store.observed
-        return bool(observed and observed.book and observed.book.tokens.get(record.name) == record)
+        return bool(
+            observed and observed.table and observed.table.tokens.get(record.name) == record
+        )
 
     wait_until(is_current, limit_s=LIMIT_S)
 
@@ -350,7 +352,7 @@ def test_revoked_token_is_refused_although_a_check_permitted_it(cluster: TokenCl
     token, record = cluster.create_token()
     replica = cluster.start_replica()
     verdict = replica.access.check(token, "worker", A)
-    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    cluster.make_store().change(lambda table: (table.remove(record.name), None))
     assert replica.access.claim(verdict).status is UNAUTHORIZED
 
 
@@ -361,7 +363,7 @@ def test_revoked_token_is_refused_in_the_retry_window(cluster: TokenCluster) -> 
     assert serve(replica, token, A) is OK
     verdict = replica.access.check(token, "worker", A)
     replica.informers.stop()
-    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    cluster.make_store().change(lambda table: (table.remove(record.name), None))
     assert verdict.is_allowed
     assert replica.access.claim(verdict).status is UNAUTHORIZED
 
@@ -386,7 +388,7 @@ def test_credential_of_a_token_that_was_revoked_meanwhile_is_deleted(
     replica = cluster.start_replica(credentials=credentials)
     verdict = begin(replica, token, A)
     # The command deletes the bootstrap token before the server creates it.
-    cluster.make_store().change(lambda book: (book.remove(record.name), None))
+    cluster.make_store().change(lambda table: (table.remove(record.name), None))
     (replica.access.confirm_sent if is_sent else replica.access.release)(verdict)
     assert record.name in credentials.names
 
@@ -407,7 +409,7 @@ def test_machine_that_joined_uses_its_token_no_longer(cluster: TokenCluster) -> 
     assert serve(replica, token, A) is OK
     stored = cluster.read_record(record.name)
     joined = settle_use(stored, stored.used[0], UseState.JOINED)
-    cluster.make_store().change(lambda book: (book.put(joined), None))
+    cluster.make_store().change(lambda table: (table.put(joined), None))
     learn(replica, joined)
     # A pod of the Node has the address of the machine.
     assert serve(replica, token, A) is FORBIDDEN

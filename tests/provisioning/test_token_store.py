@@ -11,7 +11,7 @@ from tests.provisioning.serving import LIMIT_S
 from tests.provisioning.token_cluster import SECRET, TokenCluster, run_token_cluster
 from tests.waiting import wait_until
 from treenail.errors import ClusterError, ConfigError, UnreachableError, UsageError
-from treenail.provisioning.tokens.tokens import TokenBook, TokenRecord, confirm_use, make_token
+from treenail.provisioning.tokens.tokens import TokenRecord, TokenTable, confirm_use, make_token
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ def cluster(tmp_path: Path) -> Iterator[TokenCluster]:
 
 def test_first_change_creates_the_secret(cluster: TokenCluster) -> None:
     store = cluster.make_store()
-    assert store.load() == TokenBook()
+    assert store.load() == TokenTable()
     token, record = cluster.create_token()
     assert store.load().find(token) == record
     stored = cluster.admin.get(SECRET).ok()
@@ -40,7 +40,7 @@ def test_changes_of_many_threads_and_two_servers_are_all_kept(cluster: TokenClus
     def add(number: int) -> str:
         record = make_token("worker", expires=cluster.clock.now() + 60)[1]
         barrier.wait(LIMIT_S)
-        stores[number % 2].change(lambda book: (book.put(record), None))
+        stores[number % 2].change(lambda table: (table.put(record), None))
         return record.name
 
     with ThreadPoolExecutor(20) as pool:
@@ -57,7 +57,7 @@ def test_change_without_effect_sends_no_write(cluster: TokenCluster) -> None:
     store.load()
     before = cluster.server.count_requests(verb="get", resource="secrets")
     writes = cluster.server.count_requests(verb="patch", resource="secrets")
-    assert store.change(lambda book: (book, book.find(token))) is not None
+    assert store.change(lambda table: (table, table.find(token))) is not None
     assert cluster.server.count_requests(verb="get", resource="secrets") == before + 1
     assert cluster.server.count_requests(verb="patch", resource="secrets") == writes
 
@@ -66,37 +66,37 @@ def test_change_without_effect_is_decided_by_the_cluster(cluster: TokenCluster) 
     token, record = cluster.create_token()
     store = cluster.make_store()
     assert store.load().find(token) is not None
-    cluster.make_store().change(lambda book: (book.remove(record.name), None))
-    assert store.change(lambda book: (book, book.find(token))) is None
+    cluster.make_store().change(lambda table: (table.remove(record.name), None))
+    assert store.change(lambda table: (table, table.find(token))) is None
 
 
 def test_error_of_one_change_leaves_the_others(cluster: TokenCluster) -> None:
     store = cluster.make_store()
 
-    def refuse(_: TokenBook) -> tuple[TokenBook, None]:
+    def refuse(_: TokenTable) -> tuple[TokenTable, None]:
         raise UsageError("cannot")
 
     with pytest.raises(UsageError, match="cannot"):
         store.change(refuse)
     _, record = make_token("worker", expires=1.0)
-    store.change(lambda book: (book.put(record), None))
+    store.change(lambda table: (table.put(record), None))
     assert store.load().tokens == {record.name: record}
 
 
 def test_watch_shows_changes_and_the_absence_of_the_secret(cluster: TokenCluster) -> None:
     replica = cluster.start_replica()
     assert replica.store.observed is not None
-    assert replica.store.observed.book == TokenBook()
+    assert replica.store.observed.table == TokenTable()
     token, record = cluster.create_token()
 
     def find() -> object:
         observed = replica.store.observed
-        return observed and observed.book and observed.book.find(token)
+        return observed and observed.table and observed.table.find(token)
 
     assert wait_until(find, limit_s=LIMIT_S) == record
     cluster.admin.delete(SECRET).ok()
     wait_until(lambda: not find(), limit_s=LIMIT_S)
-    replica.store.change(lambda book: (book.put(record), None))
+    replica.store.change(lambda table: (table.put(record), None))
     assert cluster.read_record(record.name) == record
 
 
@@ -105,7 +105,7 @@ def test_old_copy_costs_a_conflict_and_loses_nothing(cluster: TokenCluster) -> N
     store = cluster.make_store()
     store.load()
     _, second = cluster.create_token()
-    store.change(lambda book: (book.put(confirm_use(book.tokens[first.name], "a", 5.0)), None))
+    store.change(lambda table: (table.put(confirm_use(table.tokens[first.name], "a", 5.0)), None))
     tokens = cluster.make_store().load().tokens
     assert tokens.keys() == {first.name, second.name}
     assert [use.address for use in tokens[first.name].used] == ["a"]
@@ -121,7 +121,7 @@ def test_damaged_secret_is_never_replaced(
     wait_until(lambda: replica.store.observed and replica.store.observed.problem, limit_s=LIMIT_S)
     for store in (replica.store, cluster.make_store()):
         with pytest.raises(ConfigError, match="not JSON in base64") as caught:
-            store.change(lambda book: (book, None))
+            store.change(lambda table: (table, None))
         assert "restore the Secret" in caught.value.remedy
     assert cluster.admin.get(SECRET).ok()["data"] == damaged["data"]
     assert "cannot read the access tokens of Secret treenail-ignition/" in caplog.text
@@ -132,7 +132,7 @@ def test_bug_in_one_change_is_no_success_of_the_others(cluster: TokenCluster) ->
     cluster.create_token()
     has_begun, may_fail = threading.Event(), threading.Event()
 
-    def fail(_book: TokenBook) -> tuple[TokenBook, str]:
+    def fail(_table: TokenTable) -> tuple[TokenTable, str]:
         has_begun.set()
         assert may_fail.wait(LIMIT_S)
         raise KeyError
@@ -162,12 +162,12 @@ def test_missing_secret_is_logged_once(
     cluster.admin.delete(SECRET).ok()
     wait_until(lambda: "every access token is unknown" in caplog.text, limit_s=LIMIT_S)
     assert replica.store.observed is not None
-    assert replica.store.observed.book == TokenBook()
+    assert replica.store.observed.table == TokenTable()
     token, record = cluster.create_token()
 
     def has_token() -> bool:
         observed = replica.store.observed
-        return bool(observed and observed.book and observed.book.find(token) == record)
+        return bool(observed and observed.table and observed.table.find(token) == record)
 
     wait_until(has_token, limit_s=LIMIT_S)
     assert caplog.text.count("every access token is unknown") == 1
@@ -186,7 +186,7 @@ def test_tokens_are_seen_after_the_cluster_was_restored_from_a_backup(
 
     def find_token() -> TokenRecord | None:
         observed = replica.store.observed
-        return observed.book.find(token) if observed and observed.book else None
+        return observed.table.find(token) if observed and observed.table else None
 
     assert find_token() is None
     replica.informers.request_lists(float("inf"))
@@ -198,7 +198,7 @@ def test_unreachable_server_is_an_error_of_each_change(cluster: TokenCluster) ->
     cluster.server.stop()
     for _ in range(2):
         with pytest.raises(UnreachableError):
-            store.change(lambda book: (book, None))
+            store.change(lambda table: (table, None))
     cluster.clock.move(7.0)
     assert store.silence_s == 7.0
     cluster.server.start()

@@ -9,18 +9,18 @@ import pytest
 from treenail.errors import ConfigError
 from treenail.provisioning.tokens.tokens import (
     MAX_TOKENS,
-    BookParser,
     Refusal,
-    TokenBook,
     TokenRecord,
+    TokenTable,
+    TokenTableParser,
     UseState,
     claim_use,
     compute_digest,
     confirm_use,
     find_refusal,
-    format_book,
+    format_token_table,
     make_token,
-    parse_book,
+    parse_token_table,
     read_name,
     release_use,
 )
@@ -48,11 +48,11 @@ def use(record: TokenRecord, address: str, now: float = NOW) -> TokenRecord:
 
 def test_token_is_found_only_as_a_whole() -> None:
     token, record = make_token("worker", expires=NOW)
-    book = TokenBook().put(record)
-    assert book.find(token) == record
+    table = TokenTable().put(record)
+    assert table.find(token) == record
     for wrong in (token[:-1], token + "A", token.upper(), f"tn_{record.name}_{'A' * 32}", "", "x"):
-        assert book.find(wrong) is None
-    assert token not in repr(book)
+        assert table.find(wrong) is None
+    assert token not in repr(table)
     assert compute_digest(token).hex() not in repr(record)
 
 
@@ -105,9 +105,9 @@ def test_claim_of_a_killed_server_is_free_for_its_address_only() -> None:
 def test_claim_lasts_until_the_last_of_its_responses_is_released() -> None:
     record = claim_use(make(), "10.0.0.1", NOW, retry_window_s=WINDOW_S)
     record = claim_use(record, "10.0.0.1", NOW, retry_window_s=WINDOW_S)
-    assert BookParser(WHERE).parse({"data": format_book(TokenBook().put(record))}).tokens == {
-        record.name: record
-    }
+    assert TokenTableParser(WHERE).parse(
+        {"data": format_token_table(TokenTable().put(record))}
+    ).tokens == {record.name: record}
     record = release_use(record, "10.0.0.1")
     assert refusal(record, "10.0.0.2") is Refusal.USED_UP
     assert release_use(record, "10.0.0.1").used == ()
@@ -143,18 +143,18 @@ def test_clock_that_went_back_does_not_extend_the_window() -> None:
 
 def test_secret_returns_what_was_written() -> None:
     first = replace(use(make(uses=3), "2001:db8::1"), machine="worker-7", nodes=("a", "b.example"))
-    book = TokenBook().put(first).put(make(pool="infra"))
-    data = format_book(book)
-    assert parse_book({"data": data}, where=WHERE) == book
-    assert parse_book({}, where=WHERE) == TokenBook()
+    table = TokenTable().put(first).put(make(pool="infra"))
+    data = format_token_table(table)
+    assert parse_token_table({"data": data}, where=WHERE) == table
+    assert parse_token_table({}, where=WHERE) == TokenTable()
 
 
 def test_secret_with_the_same_content_is_not_parsed_again() -> None:
-    parser = BookParser(WHERE)
-    data = format_book(TokenBook().put(make()))
+    parser = TokenTableParser(WHERE)
+    data = format_token_table(TokenTable().put(make()))
     first = parser.parse({"data": data})
     assert parser.parse({"data": {**data}, "metadata": {"resourceVersion": "2"}}) is first
-    assert parser.parse({"data": format_book(TokenBook())}).tokens == {}
+    assert parser.parse({"data": format_token_table(TokenTable())}).tokens == {}
     assert parser.parse({"data": data}) == first
 
 
@@ -170,15 +170,17 @@ def test_secret_has_room_for_ten_thousand_used_tokens() -> None:
         )
         for number in range(MAX_TOKENS)
     }
-    assert parse_book({"data": format_book(TokenBook(tokens))}, where=WHERE) == TokenBook(tokens)
+    assert parse_token_table(
+        {"data": format_token_table(TokenTable(tokens))}, where=WHERE
+    ) == TokenTable(tokens)
     with pytest.raises(ConfigError, match="10001 access tokens"):
-        format_book(TokenBook(tokens).put(record))
+        format_token_table(TokenTable(tokens).put(record))
 
 
 def test_old_tokens_are_dropped() -> None:
-    book = TokenBook().put(make(lasts_s=-10.0)).put(make(lasts_s=10.0))
-    assert len(book.prune(NOW - 5.0).tokens) == 1
-    assert book.prune(NOW - 20.0) == book
+    table = TokenTable().put(make(lasts_s=-10.0)).put(make(lasts_s=10.0))
+    assert len(table.prune(NOW - 5.0).tokens) == 1
+    assert table.prune(NOW - 20.0) == table
 
 
 def encode(document: object) -> str:
@@ -229,6 +231,6 @@ DIGEST = "A" * 43
 )  # fmt: skip
 def test_damaged_secret_is_refused_without_its_content(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
-        parse_book({"data": {"tokens": text}}, where=WHERE)
+        parse_token_table({"data": {"tokens": text}}, where=WHERE)
     assert WHERE in str(caught.value)
     assert text[:40] not in str(caught.value) or len(text) < 3

@@ -77,7 +77,7 @@ class TokenCluster:
         token, record = make_token(
             pool, expires=self.clock.now() + ttl_s, uses=uses, machine=machine
         )
-        self.make_store().change(lambda book: (book.put(record), None))
+        self.make_store().change(lambda table: (table.put(record), None))
         return token, record
 
     def read_record(self, name: str) -> TokenRecord:

@@ -19,11 +19,11 @@ from treenail.manifests import installation
 from treenail.provisioning.tokens.bootstrap_tokens import USER_PREFIX, list_groups
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET
 from treenail.provisioning.tokens.tokens import (
-    BookParser,
-    TokenBook,
     TokenRecord,
+    TokenTable,
+    TokenTableParser,
     compute_digest,
-    format_book,
+    format_token_table,
 )
 from treenail_lab.apiserver.access.authentication import AUTHENTICATED, ApiUser
 from treenail_lab.apiserver.store import StoreEvent
@@ -86,11 +86,11 @@ class JoiningCluster:
             "spec": {"nodeSelector": {"matchLabels": {ROLE: ""}}},
         }
         create("POST", f"/apis/{MACHINECONFIGPOOLS.api_version}/machineconfigpools", pool)
-        book = TokenBook({each.name: each for each in (ONE, TWO, BOUND)})
+        table = TokenTable({each.name: each for each in (ONE, TWO, BOUND)})
         create(
             "POST",
             f"/api/v1/namespaces/{NAMESPACE}/secrets",
-            {"metadata": {"name": TOKEN_SECRET}, "data": format_book(book)},
+            {"metadata": {"name": TOKEN_SECRET}, "data": format_token_table(table)},
         )
         self.requests = {
             each.name: make_pkcs10(f"system:node:{each.name}") for each in (*MACHINES, *INTRUDERS)
@@ -182,8 +182,8 @@ class Joining(ClusterRun):
         where = (NAMESPACE, TOKEN_SECRET)
         secret = self.cluster.api.store.find_object(("", "secrets"), where)
         assert secret is not None
-        book = BookParser(TOKEN_SECRET).parse(secret)
-        return {node for record in book.tokens.values() for node in record.nodes}
+        table = TokenTableParser(TOKEN_SECRET).parse(secret)
+        return {node for record in table.tokens.values() for node in record.nodes}
 
 
 def has_certificate(request: Json) -> bool:

@@ -110,11 +110,11 @@ def test_list_shows_states_and_machines(run: Run, cluster: TokenCluster) -> None
         token = run("create", "--pool=worker", "-o", "token")[1].strip()
         names.append(read_name(token))
 
-    def use(book: Any) -> Any:
-        first, second = book.tokens[names[0]], book.tokens[names[1]]
+    def use(table: Any) -> Any:
+        first, second = table.tokens[names[0]], table.tokens[names[1]]
         first = confirm_use(first, "10.0.0.1", 1e9)
         second = confirm_use(confirm_use(second, "10.0.0.2", 1e9), "10.0.0.3", 1e9)
-        return book.put(first).put(second), None
+        return table.put(first).put(second), None
 
     cluster.make_store().change(use)
     code, output, _ = run("list")
@@ -150,7 +150,7 @@ def test_revoked_token_is_printed_although_its_bootstrap_token_stays(
 ) -> None:
     name = read_name(run("create", "--pool=worker", "-o", "token")[1].strip())
     used = confirm_use(cluster.read_record(name), "10.0.0.1", 0.0)
-    cluster.make_store().change(lambda book: (book.put(used), None))
+    cluster.make_store().change(lambda table: (table.put(used), None))
     place = {"name": "guest", "namespace": DEFAULT_NAMESPACE}
     accounts = f"/api/v1/namespaces/{DEFAULT_NAMESPACE}/serviceaccounts"
     account = cluster.admin.post(accounts, {"metadata": place}).ok()

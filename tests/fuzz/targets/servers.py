@@ -54,8 +54,8 @@ from treenail.provisioning.tokens.tokens import (
     claim_use,
     find_refusal,
     find_state,
-    format_book,
-    parse_book,
+    format_token_table,
+    parse_token_table,
 )
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
@@ -147,9 +147,9 @@ def read_tokens(content: bytes) -> Iterable[str]:
     """Read the Secret with access tokens; its content is compressed in every other input."""
     packed = zlib.compress(content) if len(content) % 2 else content
     encoded = base64.b64encode(packed).decode()
-    book = parse_book({"data": {_DATA_KEY: encoded}}, where="Secret")
-    assert parse_book({"data": format_book(book)}, where="Secret") == book
-    for record in book.tokens.values():
+    table = parse_token_table({"data": {_DATA_KEY: encoded}}, where="Secret")
+    assert parse_token_table({"data": format_token_table(table)}, where="Secret") == table
+    for record in table.tokens.values():
         find_refusal(record, "worker", "10.0.0.1", _NOW, retry_window_s=600.0)
         claim_use(record, "10.0.0.1", _NOW, retry_window_s=600.0)
         yield f"{record.name} {find_state(record, _NOW)} {record.machine} {record.nodes}"

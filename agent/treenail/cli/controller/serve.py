@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treenail.controllers.runtime.informer_set import Informers
     from treenail.provisioning.content.selection import FirstImageSettings
     from treenail.provisioning.content.source import PoolSource, SourceSettings
-    from treenail.provisioning.machines.request_recorder import ClusterLog
+    from treenail.provisioning.machines.request_recorder import RequestLogSettings
     from treenail.provisioning.server.server import IgnitionServer
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class ServeProcess:
             stack.enter_context(health)
             service = ConfigService(source, access, cache_entries=arguments.cache)
             requests = stack.enter_context(
-                open_request_log(self._make_log_place(), source, metrics, self._clock)
+                open_request_log(self._make_log_settings(), source, metrics, self._clock)
             )
             if arguments.tokens != "require":
                 log.warning(
@@ -250,14 +250,14 @@ class ServeProcess:
             wait.has_waiting_workers, self._clock, self._arguments.image_deadline
         )
 
-    def _make_log_place(self) -> "ClusterLog | None":
+    def _make_log_settings(self) -> "RequestLogSettings | None":
         if self._transport is None:
             return None
         from treenail.kube.api_client import Client
         from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
-        from treenail.provisioning.machines.request_recorder import ClusterLog
+        from treenail.provisioning.machines.request_recorder import RequestLogSettings
 
-        return ClusterLog(
+        return RequestLogSettings(
             Client(self._transport),
             namespace=serve_tokens.find_namespace(self._arguments),
             name=REQUEST_CONFIGMAP,

@@ -121,7 +121,7 @@ def open_access(
     from treenail.kube.api_client import Client
     from treenail.kube.event_recorder import EventRecorder
     from treenail.provisioning.machines.request_recorder import add_token_metrics
-    from treenail.provisioning.machines.token_settlement import UseSettler
+    from treenail.provisioning.machines.token_settlement import TokenUseSettler
     from treenail.provisioning.tokens.bootstrap_tokens import (
         BootstrapCredentials,
         MachineCredentials,
@@ -140,14 +140,16 @@ def open_access(
     token_client = Client(transport, field_manager=manager, limit_s=TOKEN_LIMIT_S)
     store = TokenStore(token_client, find_namespace(arguments), clock)
     store.add_to_informers(informers)
-    add_token_metrics(metrics, lambda: store.observed.book if store.observed else None, clock)
+    add_token_metrics(metrics, lambda: store.observed.table if store.observed else None, clock)
     credentials: MachineCredentials = shared
     if target is not None and arguments.bootstrap_token is None:
         credentials = BootstrapCredentials(token_client, clock, target)
     elif target is None:
         log.warning("machines receive no bootstrap kubeconfig: use --api-server to add one")
     settings = TokenSettings(TokenMode(arguments.tokens), arguments.retry_window, arguments.grace)
-    settler = UseSettler(store, client, clock, credentials, retry_window_s=arguments.retry_window)
+    settler = TokenUseSettler(
+        store, client, clock, credentials, retry_window_s=arguments.retry_window
+    )
     events = PoolEvents(
         EventRecorder(client, COMPONENT_NAME, find_instance(), clock), source.get_pools
     )

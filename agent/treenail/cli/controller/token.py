@@ -196,7 +196,7 @@ def create_token(arguments: argparse.Namespace) -> int:
     user_data = "" if arguments.server is None else _format_pointer(arguments, token)
     with connect.connect_cluster(arguments) as client:
         _check_pool(client, arguments.pool)
-        _open_store(client, arguments).change(partial(_add_to_book, record))
+        _open_store(client, arguments).change(partial(_add_to_table, record))
     match arguments.output:
         case "token":
             print(token)
@@ -224,9 +224,9 @@ def list_tokens(arguments: argparse.Namespace) -> int:
     """List tokens."""
     with connect.connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
-        book = store.load()
+        table = store.load()
     now = clocks.SystemClock().now()
-    records = [record for record in book.tokens.values() if arguments.pool in (None, record.pool)]
+    records = [record for record in table.tokens.values() if arguments.pool in (None, record.pool)]
     if arguments.output is output_format.OutputFormat.TABLE and not records:
         pool = f" of pool {arguments.pool}" if arguments.pool else ""
         terminal.print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
@@ -260,7 +260,7 @@ def revoke_tokens(arguments: argparse.Namespace) -> int:
     expired_at = clocks.SystemClock().now() if arguments.expired else 0.0
     with connect.connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
-        revoked = store.change(partial(_revoke_in_book, arguments.names, expired_at))
+        revoked = store.change(partial(_revoke_in_table, arguments.names, expired_at))
         for record in revoked:
             # First: without the access to kube-system the token is revoked nevertheless.
             print(f"revoked token {record.name}")
@@ -344,30 +344,30 @@ def _open_store(client: "Client", arguments: argparse.Namespace) -> "TokenStore"
     return TokenStore(client, arguments.namespace, clocks.SystemClock())
 
 
-def _add_to_book(
-    record: tokens.TokenRecord, book: tokens.TokenBook
-) -> tuple[tokens.TokenBook, None]:
-    if record.name in book.tokens:
+def _add_to_table(
+    record: tokens.TokenRecord, table: tokens.TokenTable
+) -> tuple[tokens.TokenTable, None]:
+    if record.name in table.tokens:
         raise errors.ClusterError(
             f"cannot create a token: its random name {record.name} exists",
             remedy="run the command again",
         )
-    return book.put(record), None
+    return table.put(record), None
 
 
-def _revoke_in_book(
-    names: list[str], expired_at: float, book: tokens.TokenBook
-) -> tuple[tokens.TokenBook, tuple[tokens.TokenRecord, ...]]:
+def _revoke_in_table(
+    names: list[str], expired_at: float, table: tokens.TokenTable
+) -> tuple[tokens.TokenTable, tuple[tokens.TokenRecord, ...]]:
     for name in names:
-        if name not in book.tokens:
+        if name not in table.tokens:
             raise errors.UsageError(
                 f"cannot revoke token {name:.80}: no token has this name",
                 remedy="list the names with: treenail-controller token list",
             )
-    expired = (record.name for record in book.tokens.values() if record.is_expired(expired_at))
+    expired = (record.name for record in table.tokens.values() if record.is_expired(expired_at))
     revoked = tuple(dict.fromkeys([*names, *expired]))
-    kept = {name: record for name, record in book.tokens.items() if name not in revoked}
-    return tokens.TokenBook(kept), tuple(book.tokens[name] for name in revoked)
+    kept = {name: record for name, record in table.tokens.items() if name not in revoked}
+    return tokens.TokenTable(kept), tuple(table.tokens[name] for name in revoked)
 
 
 def _format_pointer(arguments: argparse.Namespace, token: str) -> str:

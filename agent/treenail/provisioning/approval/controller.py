@@ -1,4 +1,4 @@
-"""Approval controller: lets kubelets with an access token join the cluster.
+"""Approval controller, which lets kubelets with an access token join the cluster.
 
 It approves their client certificates, and labels their Nodes as members of the token's pool.
 """
@@ -125,7 +125,7 @@ class ApprovalController:
         if refusal:
             self._report_refusal(request, refusal)
             return None
-        self._approve(request)
+        self._approve_request(request)
         return None
 
     def close(self) -> None:
@@ -157,18 +157,20 @@ class ApprovalController:
         store = token_store.TokenStore(self._client, self._token_namespace, self._clock)
         if request.token not in store.load().tokens:
             return f"token {request.token} does not exist, or was revoked"
-        return store.change(partial(self._record_in_book, request, nodes))
+        return store.change(partial(self._record_in_table, request, nodes))
 
-    def _record_in_book(
-        self, request: KubeletRequest, nodes: Mapping[str, bool], book: tokens.TokenBook
-    ) -> tuple[tokens.TokenBook, str]:
-        record = book.tokens.get(request.token)
+    def _record_in_table(
+        self, request: KubeletRequest, nodes: Mapping[str, bool], table: tokens.TokenTable
+    ) -> tuple[tokens.TokenTable, str]:
+        record = table.tokens.get(request.token)
         if record is None:
-            return book, f"token {request.token} was revoked"
+            return table, f"token {request.token} was revoked"
         refusal = self._find_refusal(request, nodes, record.nodes)
-        return (book, refusal) if refusal else (book.put(tokens.add_node(record, request.node)), "")
+        return (
+            (table, refusal) if refusal else (table.put(tokens.add_node(record, request.node)), "")
+        )
 
-    def _approve(self, request: KubeletRequest) -> None:
+    def _approve_request(self, request: KubeletRequest) -> None:
         try:
             document = self._client.get(resources.CERTIFICATESIGNINGREQUESTS, request.name)
         except errors.NotFoundError:

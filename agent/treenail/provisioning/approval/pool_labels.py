@@ -70,7 +70,7 @@ class PoolLabeler:
     def note_node(self, node: RegisteredNode) -> None:
         """Record that the Node appeared now: the wall clocks of two hosts may differ."""
         if self._has_list:
-            _remember(self._seen, node.uid, self._clock.monotonic())
+            _remember_value(self._seen, node.uid, self._clock.monotonic())
 
     def forget_decisions(self) -> None:
         """Decide about each Node again: a restore of etcd took labels away."""
@@ -85,7 +85,7 @@ class PoolLabeler:
         """Label the Node of an approved request, if it is new; raise `ClusterError`."""
         if node is None or not node.uid or node.uid in self._decided:
             return
-        _remember(self._decided, node.uid, None)
+        _remember_value(self._decided, node.uid, None)
         try:
             labels = choose_labels(
                 node,
@@ -123,7 +123,7 @@ class PoolLabeler:
         return self._clock.now() - node.created_at
 
 
-def _remember(known: dict[str, T], uid: str, value: T) -> None:
+def _remember_value(known: dict[str, T], uid: str, value: T) -> None:
     known[uid] = value
     while len(known) > _MAX_DECIDED:
         del known[next(iter(known))]

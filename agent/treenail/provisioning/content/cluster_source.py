@@ -270,7 +270,7 @@ class ConfigContents:
     def pack_config(self, document: decode.Json) -> source.PackedConfig:
         """Keep the contents of a new or changed object; return the rest. Raises `ConfigError`."""
         packed = source.PackedConfig.from_json(document)
-        self._keep(packed)
+        self._keep_config(packed)
         return replace(packed, content=b"")
 
     def forget_config(self, name: str) -> None:
@@ -295,10 +295,10 @@ class ConfigContents:
             loaded_config = source.PackedConfig.from_json(self._fetch_config(config.name))
             if loaded_config.version != config.version:
                 raise source.SourceUnreadyError(f"MachineConfig {config.name} has just changed")
-            self._keep(loaded_config)
+            self._keep_config(loaded_config)
         return loaded_config
 
-    def _keep(self, packed: source.PackedConfig) -> None:
+    def _keep_config(self, packed: source.PackedConfig) -> None:
         with self._lock:
             self._contents.pop(packed.name, None)
             self._contents[packed.name] = packed

@@ -1,4 +1,4 @@
-"""Builds pointer configs: user data with which a machine fetches the config of its pool."""
+"""Pointer configs: user data with which a machine fetches the config of its pool."""
 
 import re
 from urllib.parse import quote

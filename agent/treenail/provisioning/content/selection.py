@@ -1,4 +1,4 @@
-"""Which rendered config and which OS image a new machine of a pool receives. Pure.
+"""Choice of the rendered config and the OS image for a new machine of a pool. Pure.
 
 The first machines of a pool wait for its first image in an installation in image mode. No machine
 of the pool runs an image yet, so that none can show that the image works. Without the wait these

@@ -1,4 +1,4 @@
-"""Finds the Nodes of the machines that requested a config.
+"""Machines that requested a config, with their Nodes.
 
 A Node is that of a machine by the name in the certificate that its kubelet requested, by the name
 in the machine's token, by its InternalIP, or as the only new Node of the pool. The result is

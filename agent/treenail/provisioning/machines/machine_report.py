@@ -56,7 +56,8 @@ def build_report(machines: Iterable[joined_machines.JoinedMachine]) -> list[Repo
     together, newest first.
     """
     ordered = sorted(
-        machines, key=lambda machine: (_rank(machine), -machine.last.row.at, machine.last.id)
+        machines,
+        key=lambda machine: (_rank_machine(machine), -machine.last.row.at, machine.last.id),
     )
     return [
         ReportedRequest(request, machine)
@@ -70,7 +71,7 @@ def build_report_document(rows: Sequence[ReportedRequest], *, expect_s: float) -
     return {"expectSeconds": expect_s, "requests": [_format_request(request) for request in rows]}
 
 
-def _rank(machine: joined_machines.JoinedMachine) -> int:
+def _rank_machine(machine: joined_machines.JoinedMachine) -> int:
     if machine.needs_user:
         return 0 if machine.arrival is joined_machines.NodeArrival.MISSING else 1
     rank = _RANKS[machine.arrival]

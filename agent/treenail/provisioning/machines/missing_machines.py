@@ -1,4 +1,4 @@
-"""Reports machines whose Node did not appear, with one Event of their pool for each.
+"""Events about machines whose Node did not appear, one for each.
 
 Each server looks at the requests of all servers, so that an Event does not depend on the server
 that answered. The log keeps the result of a check: the server that wrote it records the Event.
@@ -86,7 +86,7 @@ class MissingMachineReporter:
             if is_own and machine.arrival is joined_machines.NodeArrival.MISSING:
                 missing.setdefault(machine.pool, []).append(machine)
         for pool, machines in missing.items():
-            self._report(pools.get(pool), machines)
+            self._report_machines(pools.get(pool), machines)
 
     def _list_nodes(self) -> list[joined_machines.ArrivedNode]:
         try:
@@ -121,7 +121,7 @@ class MissingMachineReporter:
         self._store.change_rows(mark)
         return own
 
-    def _report(
+    def _report_machines(
         self, pool: MachineConfigPool | None, machines: Sequence[joined_machines.JoinedMachine]
     ) -> None:
         name = machines[0].pool
@@ -155,11 +155,11 @@ def format_messages(
     minutes = f"{expect_s / 60:g} min"
     if len(machines) <= _MAX_EVENTS:
         return [
-            f"no Node appeared within {minutes} for {_describe(machine)}; last known step: "
+            f"no Node appeared within {minutes} for {_describe_machine(machine)}; last known step: "
             f"{_describe_step(machine)}; run: treenail-controller machines"
             for machine in machines
         ]
-    named = ", ".join(map(_describe, machines[:_MAX_EVENTS]))
+    named = ", ".join(map(_describe_machine, machines[:_MAX_EVENTS]))
     more = f"{len(machines) - _MAX_EVENTS} more"
     step = _describe_step(machines[0])
     message = (
@@ -179,7 +179,7 @@ def _is_due(machine: joined_machines.JoinedMachine, now: float, expect_s: float)
     return not any(request.is_checked for request in machine.requests)
 
 
-def _describe(machine: joined_machines.JoinedMachine) -> str:
+def _describe_machine(machine: joined_machines.JoinedMachine) -> str:
     row = machine.last.row
     names: Mapping[str, str] = {"token": row.token, "machine": row.machine}
     listed = ", ".join(f"{name} {value}" for name, value in names.items() if value)

@@ -1,4 +1,4 @@
-"""Writes the log of requests into a ConfigMap that all servers of a cluster share."""
+"""The log of requests, in a ConfigMap that all servers of a cluster share."""
 
 import itertools
 import logging
@@ -38,7 +38,7 @@ class RequestStore:
 
     def read_rows(self) -> tuple[logged_requests.LoggedRequest, ...]:
         """Read all rows, oldest first; raise `ClusterError`."""
-        return self._parse(
+        return self._parse_rows(
             self._client.get(resources.CONFIGMAPS, self._name, namespace=self._namespace)
         )
 
@@ -60,10 +60,10 @@ class RequestStore:
                 resources.CONFIGMAPS, self._name, namespace=self._namespace
             )
         except errors.NotFoundError:
-            self._create()
+            self._create_configmap()
             raise errors.ConflictError(f"ConfigMap {self._name} was created") from None
         data = resources.get_object(configmap, "data")
-        after = change(self._parse(configmap))
+        after = change(self._parse_rows(configmap))
         new = {**data, **logged_requests.format_requests(after)}
         if data != new:
             body = {**configmap, "data": new}
@@ -73,7 +73,7 @@ class RequestStore:
             self._known = _get_version(written), after
         return after
 
-    def _parse(self, configmap: api_client.Json) -> tuple[logged_requests.LoggedRequest, ...]:
+    def _parse_rows(self, configmap: api_client.Json) -> tuple[logged_requests.LoggedRequest, ...]:
         """Parse the rows, unless the version is that of the last read or write.
 
         1,000 rows take 45 ms of CPU time, and a server reads them every 30 s.
@@ -84,7 +84,7 @@ class RequestStore:
             self._known = _get_version(configmap), rows
         return rows
 
-    def _create(self) -> None:
+    def _create_configmap(self) -> None:
         body: api_client.Json = {
             "apiVersion": resources.CONFIGMAPS.api_version,
             "kind": resources.CONFIGMAPS.kind,
@@ -131,7 +131,9 @@ class RequestLogWriter:
         self._latest: dict[tuple[object, ...], str] = {}
         self._is_changed = False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_periodically, name="request-log", daemon=True
+        )
 
     def record(self, row: logged_requests.RequestRow) -> None:
         """Add the request to the rows that wait for the next write."""
@@ -145,7 +147,9 @@ class RequestLogWriter:
                 self._latest[key] = logged.id
             self._is_changed = True
             if len(self._own) >= 2 * logged_requests.MAX_ROWS:
-                self._keep(logged_requests.select_newest(self._own.values(), self._clock.now()))
+                self._keep_rows(
+                    logged_requests.select_newest(self._own.values(), self._clock.now())
+                )
 
     def start(self) -> None:
         """Begin to write."""
@@ -173,7 +177,7 @@ class RequestLogWriter:
             raise
         written, sent = {request.id: request for request in merged}, {request.id for request in own}
         with self._lock:
-            self._keep(
+            self._keep_rows(
                 [
                     # A request of the meantime may have been added to the row.
                     replace(request, is_checked=written[request.id].is_checked)
@@ -184,11 +188,11 @@ class RequestLogWriter:
                 ]
             )
 
-    def _keep(self, rows: Iterable[logged_requests.LoggedRequest]) -> None:
+    def _keep_rows(self, rows: Iterable[logged_requests.LoggedRequest]) -> None:
         self._own = {request.id: request for request in rows}
         self._latest = {key: name for key, name in self._latest.items() if name in self._own}
 
-    def _run(self) -> None:
+    def _write_periodically(self) -> None:
         backoff = retry.Backoff(first_s=self._period_s, max_s=_MAX_PAUSE_S)
         pause_s, problem = self._period_s, ""
         while not self._stop.wait(pause_s):

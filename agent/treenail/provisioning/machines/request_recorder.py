@@ -1,4 +1,4 @@
-"""Passes each request to the metrics and to the log in the cluster.
+"""Record of each request, in the metrics and in the log of the cluster.
 
 No label of a metric contains an address, a token or a machine.
 """
@@ -37,8 +37,8 @@ class RequestRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLog:
-    """The log of requests in a cluster."""
+class RequestLogSettings:
+    """Settings of the log of requests in a cluster."""
 
     client: api_client.Client
     namespace: str
@@ -52,29 +52,29 @@ class ClusterLog:
 
 @contextmanager
 def open_request_log(
-    place: ClusterLog | None,
+    settings: RequestLogSettings | None,
     source: PoolSource,
     metrics: controller_metrics.ControllerMetrics,
     clock: Clock,
 ) -> Iterator[logged_requests.ConfigRequestLog]:
     """Record requests while the context lasts, then write the rows that wait.
 
-    Without a place the requests are only counted.
+    Without settings the requests are only counted.
     """
     counted = RequestMetrics(metrics, source.has_pool)
-    if place is None:
+    if settings is None:
         yield counted
         return
-    store = request_log.RequestStore(place.client, place.namespace, place.name)
+    store = request_log.RequestStore(settings.client, settings.namespace, settings.name)
     reporter = missing_machines.MissingMachineReporter(
-        place.client,
+        settings.client,
         store,
         source.get_pools,
         event_recorder.EventRecorder(
-            place.client, token_access.COMPONENT_NAME, place.instance, clock
+            settings.client, token_access.COMPONENT_NAME, settings.instance, clock
         ),
         clock,
-        expect_s=place.expect_s,
+        expect_s=settings.expect_s,
     )
     writer = request_log.RequestLogWriter(store, clock, after_write=reporter.check_periodically)
     writer.start()
@@ -136,22 +136,24 @@ class RequestMetrics:
 
 def add_token_metrics(
     metrics: controller_metrics.ControllerMetrics,
-    get_book: Callable[[], tokens.TokenBook | None],
+    get_token_table: Callable[[], tokens.TokenTable | None],
     clock: Clock,
 ) -> None:
     """Add the gauge of access tokens by state, which is computed at each scrape.
 
-    It has no values while ``get_book`` returns None: the Secret cannot be read.
+    It has no values while ``get_token_table`` returns None: the Secret cannot be read.
     """
 
     def compute() -> Iterator[controller_metrics.MetricTable]:
         table = controller_metrics.MetricTable(
             "ignition_tokens", "Access tokens by state.", ("state",)
         )
-        book = get_book()
-        if book is not None:
+        token_table = get_token_table()
+        if token_table is not None:
             now = clock.now()
-            counts = Counter(tokens.find_state(record, now) for record in book.tokens.values())
+            counts = Counter(
+                tokens.find_state(record, now) for record in token_table.tokens.values()
+            )
             table.values.update({(state,): float(counts[state]) for state in tokens.TOKEN_STATES})
         yield table
 

@@ -1,4 +1,4 @@
-"""Settles the uses of access tokens: the Node of the machine is Ready, or never became so."""
+"""Settlement of the uses of access tokens: the Node is Ready, or never became so."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SKEW_S = 60.0
 """Tolerated difference between the clocks of this server and of the API server."""
 
 
-class UseSettler:
+class TokenUseSettler:
     """Revokes the kubelet's credential when the Node is Ready or the credential has ended."""
 
     def __init__(
@@ -40,8 +40,10 @@ class UseSettler:
     def settle_uses(self) -> None:
         """Settle what can be settled; raise `TreenailError`. Lists Nodes at most every 30 s."""
         observed = self._store.observed
-        book = observed.book if observed else None
-        waiting = [record for record in book.tokens.values() if _is_waiting(record)] if book else []
+        table = observed.table if observed else None
+        waiting = (
+            [record for record in table.tokens.values() if _is_waiting(record)] if table else []
+        )
         if not waiting or self._clock.monotonic() < self._listed_at + LIST_S:
             return
         self._listed_at = self._clock.monotonic()
@@ -138,13 +140,13 @@ def _is_node_of(use: tokens.TokenUse, node: ArrivedNode, names: frozenset[str]) 
 
 
 def _store_states(
-    settled: Sequence[tuple[tokens.TokenRecord, tokens.TokenRecord]], book: tokens.TokenBook
-) -> tuple[tokens.TokenBook, None]:
+    settled: Sequence[tuple[tokens.TokenRecord, tokens.TokenRecord]], table: tokens.TokenTable
+) -> tuple[tokens.TokenTable, None]:
     for before, after in settled:
         # A use that changed meanwhile is settled next time.
-        if book.tokens.get(before.name) == before:
-            book = book.put(after)
-    return book, None
+        if table.tokens.get(before.name) == before:
+            table = table.put(after)
+    return table, None
 
 
 def _describe_uses(record: tokens.TokenRecord) -> str:

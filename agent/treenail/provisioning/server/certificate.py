@@ -143,6 +143,7 @@ def _list_elements(content: bytes) -> list[tuple[int, bytes]]:
     at = 0
     while at < len(content):
         tag, length, at = content[at], content[at + 1], at + 2
+        # The long form of a length: the number of its octets comes first (X.690, 8.1.3.5).
         if length & 0x80:
             size = length & 0x7F
             length = int.from_bytes(content[at : at + size], "big")
@@ -153,6 +154,7 @@ def _list_elements(content: bytes) -> list[tuple[int, bytes]]:
 
 
 def _parse_time(tag: int, text: str) -> float:
+    # UTCTime has two digits of the year: from 50 they are of 19YY (RFC 5280, 4.1.2.5.1).
     if tag == _UTC_TIME:
         text = ("19" if int(text[:2]) >= 50 else "20") + text
     return datetime.strptime(f"{text[:-1]}+0000", "%Y%m%d%H%M%S%z").timestamp()

@@ -415,7 +415,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
             return
         # `path` would begin with one slash where the target begins with two.
         path, _, query = words[1].partition("?")
-        self._route(path, query)
+        self._route_request(path, query)
 
     def handle_expect_100(self) -> bool:
         """Send no "100 Continue": the server reads no body."""
@@ -429,17 +429,17 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         status = HTTPStatus(code)
         # The request was not read to its end.
         self.server.expect_rest(self.request)
-        self._refuse(status, _SENTENCES.get(status, status.phrase))
+        self._refuse_request(status, _SENTENCES.get(status, status.phrase))
 
-    def _route(self, path: str, query: str) -> None:
+    def _route_request(self, path: str, query: str) -> None:
         pool = path.removeprefix(_CONFIG_PATH)
         is_config = path.startswith(_CONFIG_PATH) and object_meta.is_object_name(pool)
         describe_status = self.server.describe_status if path == _STATUS_PATH else None
         if not is_config and path != _HEALTH_PATH and describe_status is None:
             expected = "expected /config/POOL or /healthz, and POOL is the name of a pool"
-            self._refuse(HTTPStatus.NOT_FOUND, f"unknown path: {expected}")
+            self._refuse_request(HTTPStatus.NOT_FOUND, f"unknown path: {expected}")
         elif self.command not in _METHODS:
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", allow=True)
+            self._refuse_request(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", allow=True)
         elif describe_status is not None:
             self._send_json(HTTPStatus.OK, describe_status())
         elif not is_config:
@@ -481,7 +481,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
                 error=self.server.describe_end(self.request) or ended,
             )
         finally:
-            self._record(pool, response)
+            self._record_request(pool, response)
 
     def _send_config(self, response: ConfigResponse) -> None:
         if response.document is None:
@@ -510,7 +510,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
             for begin in range(0, len(view), _CHUNK):
                 self._sent += self.wfile.write(view[begin : begin + _CHUNK])
 
-    def _refuse(self, status: HTTPStatus, error: str, *, allow: bool = False) -> None:
+    def _refuse_request(self, status: HTTPStatus, error: str, *, allow: bool = False) -> None:
         if self.server.describe_end(self.request):
             return  # the listener ended a slow request, whose rest is unknown
         log.info("refused request from %s: %d: %s", self._address, status, error)
@@ -553,7 +553,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _record(self, pool: str, response: ConfigResponse) -> None:
+    def _record_request(self, pool: str, response: ConfigResponse) -> None:
         clock = self.server.clock
         document, verdict = response.document, response.verdict
         outcome = response.outcome

@@ -1,4 +1,4 @@
-"""Decides about a request for the config of a pool; knows no sockets.
+"""Responses to requests for the config of a pool, without sockets.
 
 The Accept header chooses the version of Ignition. Ignition 2 sends
 ``application/vnd.coreos.ignition+json;version=3.3.0, */*;q=0.1``, and Ignition 0.35, which reads
@@ -31,6 +31,8 @@ from treenail.provisioning.content.source import (
 from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.tokens.access import Access, AccessVerdict
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
@@ -45,7 +47,7 @@ class CacheKey:
 
 
 @dataclass(frozen=True, slots=True)
-class CachedResult(Generic[T]):
+class CachedDocument(Generic[T]):
     """A document and whether another request had it built."""
 
     document: T
@@ -64,7 +66,7 @@ class DocumentCache(Generic[T]):
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, tuple[tuple[str, ...], Future[T]]] = OrderedDict()
 
-    def get(self, key: CacheKey, build: Callable[[], T]) -> CachedResult[T]:
+    def get(self, key: CacheKey, build: Callable[[], T]) -> CachedDocument[T]:
         """Return the document; the first caller builds it while the others wait.
 
         Raises the error of ``build``. The cache keeps a `ConfigError`, because the same inputs
@@ -82,17 +84,17 @@ class DocumentCache(Generic[T]):
                 while len(self._entries) > self._max_entries:
                     self._entries.popitem(last=False)
         if not is_cached:
-            self._build(key, future, build)
+            self._run_build(key, future, build)
         if (error := future.exception()) is not None:
             # Each raise would add frames to the traceback of the error in the cache.
             raise error.with_traceback(None)
-        return CachedResult(future.result(), is_cached)
+        return CachedDocument(future.result(), is_cached)
 
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
 
-    def _build(self, key: CacheKey, future: "Future[T]", build: Callable[[], T]) -> None:
+    def _run_build(self, key: CacheKey, future: "Future[T]", build: Callable[[], T]) -> None:
         try:
             future.set_result(build())
         except BaseException as error:  # noqa: BLE001  # the waiting threads raise it
@@ -103,8 +105,6 @@ class DocumentCache(Generic[T]):
                     if known is not None and known[1] is future:
                         del self._entries[key.slot]
 
-
-log = logging.getLogger(__name__)
 
 _ERROR_LIMIT = 500
 
@@ -167,7 +167,7 @@ class ConfigService:
             inputs = self._source.read_inputs(request.pool)
             cached = self._cache.get(
                 CacheKey((request.pool, version), inputs.versions),
-                lambda: self._build(inputs, version),
+                lambda: self._build_document(inputs, version),
             )
             if not request.is_head:
                 verdict = self._access.claim(verdict)
@@ -217,7 +217,7 @@ class ConfigService:
         """Say why and since when the inputs may be outdated; empty when they are current."""
         return self._source.describe_staleness()
 
-    def _build(self, inputs: ServedInputs, version: str) -> ServedDocument:
+    def _build_document(self, inputs: ServedInputs, version: str) -> ServedDocument:
         document = build_document(inputs, version)
         log.info(
             "built the config of pool %s in Ignition %s from %s; image: %s",

@@ -1,4 +1,4 @@
-"""Access to configs: the verdict about a request, and the interface of what gives it."""
+"""Interface that decides about the access to configs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Decides with access tokens which machines receive a config, and counts the uses of tokens.
+"""Access to configs with access tokens, whose uses are counted.
 
 While the API server is unreachable, uses are kept in memory and recorded later.
 """
@@ -16,6 +16,8 @@ from treenail import clocks, errors, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.kube import event_recorder, resources
 from treenail.provisioning.tokens import access, bootstrap_tokens, token_store, tokens
+
+log = logging.getLogger(__name__)
 
 UseKey = tuple[str, str]
 """Name of the token, and address of the machine."""
@@ -80,22 +82,20 @@ def merge_use(record: tokens.TokenRecord, use: tokens.TokenUse) -> tokens.TokenR
 
 
 def merge_uses(
-    book: tokens.TokenBook, waiting: Mapping[UseKey, tokens.TokenUse]
-) -> tuple[tokens.TokenBook, tuple[tokens.TokenRecord, ...]]:
-    """Return the book with the uses, and the tokens that too many machines used.
+    table: tokens.TokenTable, waiting: Mapping[UseKey, tokens.TokenUse]
+) -> tuple[tokens.TokenTable, tuple[tokens.TokenRecord, ...]]:
+    """Return the table with the uses, and the tokens that too many machines used.
 
     The uses of a token that was revoked meanwhile are dropped.
     """
     changed: dict[str, tokens.TokenRecord] = {}
     for (name, _), use in waiting.items():
-        record = changed.get(name) or book.tokens.get(name)
+        record = changed.get(name) or table.tokens.get(name)
         if record is not None:
             changed[name] = merge_use(record, use)
     excess = tuple(record for record in changed.values() if len(record.used) > record.uses)
-    return tokens.TokenBook({**book.tokens, **changed}), excess
+    return tokens.TokenTable({**table.tokens, **changed}), excess
 
-
-log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
 """Interval of the upkeep."""
@@ -183,22 +183,24 @@ class TokenAccess:
             return self._check_open(pool, address)
         observed = self._store.observed
         if observed is None:
-            return _refuse(HTTPStatus.SERVICE_UNAVAILABLE, "the access tokens cannot be read yet")
-        if observed.book is None:
-            return _refuse(
+            return _refuse_request(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the access tokens cannot be read yet"
+            )
+        if observed.table is None:
+            return _refuse_request(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "the access tokens cannot be read: the log of the server has the error",
             )
-        record = self._find_record(observed.book, token)
+        record = self._find_record(observed.table, token)
         if record is None and tokens.read_name(token):
             # Ignition gives up at 401; the token may have been created a moment ago.
             if not self._store.confirm_copy():
-                return _refuse(
+                return _refuse_request(
                     HTTPStatus.SERVICE_UNAVAILABLE,
                     "the token is unknown, and the API server does not answer",
                 )
             latest = self._store.observed or observed
-            record = self._find_record(latest.book or observed.book, token)
+            record = self._find_record(latest.table or observed.table, token)
         refusal = self._find_refusal(record, pool, address)
         if record is None or refusal is not None:
             return _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
@@ -218,7 +220,7 @@ class TokenAccess:
         is_offline = False
         try:
             self._record_offline_uses()
-            claimed = self._store.change(partial(self._claim_in_book, verdict))
+            claimed = self._store.change(partial(self._claim_in_table, verdict))
         except errors.UnreachableError as error:
             is_offline = True
             claimed = self._claim_offline(verdict, error)
@@ -242,7 +244,7 @@ class TokenAccess:
             return
         if not self._offline.has(name, address):
             try:
-                is_known = self._store.change(partial(_confirm_in_book, name, address, now))
+                is_known = self._store.change(partial(_confirm_in_table, name, address, now))
             except errors.TreenailError as error:
                 log.warning("cannot record the use of token %s yet: %s", name, error)
             else:
@@ -257,7 +259,7 @@ class TokenAccess:
         if not verdict.token or self._offline.remove(name, address):
             return
         try:
-            is_known = self._store.change(partial(_release_in_book, name, address))
+            is_known = self._store.change(partial(_release_in_table, name, address))
         except errors.TreenailError as error:
             log.warning("cannot release the use of token %s by %s: %s", name, address, error)
         else:
@@ -302,18 +304,18 @@ class TokenAccess:
 
     def _create_pending_credentials(self) -> None:
         observed = self._store.observed
-        if observed is not None and observed.book is not None:
-            self._credentials.create_pending(observed.book.tokens.keys())
+        if observed is not None and observed.table is not None:
+            self._credentials.create_pending(observed.table.tokens.keys())
 
     def _drop_expired(self) -> None:
         observed = self._store.observed
-        book = (observed and observed.book) or tokens.TokenBook()
+        table = (observed and observed.table) or tokens.TokenTable()
         oldest = self._clock.now() - _KEEP_EXPIRED_S
-        kept = book.prune(oldest)
-        for name in book.tokens.keys() - kept.tokens.keys():
-            for identity in bootstrap_tokens.list_identities(book.tokens[name]):
+        kept = table.prune(oldest)
+        for name in table.tokens.keys() - kept.tokens.keys():
+            for identity in bootstrap_tokens.list_identities(table.tokens[name]):
                 self._credentials.revoke(identity)
-        if kept != book:
+        if kept != table:
             self._store.change(lambda current: (current.prune(oldest), None))
 
     def _run_upkeep(self) -> None:
@@ -322,7 +324,7 @@ class TokenAccess:
 
     def _check_open(self, pool: str, address: str) -> access.AccessVerdict:
         if self._settings.mode is TokenMode.REQUIRE:
-            return _refuse(
+            return _refuse_request(
                 HTTPStatus.UNAUTHORIZED,
                 "the request has no token; create one with: treenail-controller token create",
             )
@@ -330,8 +332,8 @@ class TokenAccess:
             kubeconfig=self._open_credentials.make_placeholder(), pool=pool, address=address
         )
 
-    def _find_record(self, book: tokens.TokenBook, token: str) -> tokens.TokenRecord | None:
-        record = book.find(token)
+    def _find_record(self, table: tokens.TokenTable, token: str) -> tokens.TokenRecord | None:
+        record = table.find(token)
         return None if record is None else self._offline.complete_record(record)
 
     def _find_refusal(
@@ -342,20 +344,20 @@ class TokenAccess:
             record, pool, address, self._clock.now(), retry_window_s=window_s
         )
 
-    def _claim_in_book(
-        self, verdict: access.AccessVerdict, book: tokens.TokenBook
-    ) -> tuple[tokens.TokenBook, tokens.TokenRecord | access.AccessVerdict]:
-        record = book.find(verdict.token)
+    def _claim_in_table(
+        self, verdict: access.AccessVerdict, table: tokens.TokenTable
+    ) -> tuple[tokens.TokenTable, tokens.TokenRecord | access.AccessVerdict]:
+        record = table.find(verdict.token)
         refusal = self._find_refusal(record, verdict.pool, verdict.address)
         if record is None or refusal is not None:
-            return book, _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
+            return table, _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
         claimed = tokens.claim_use(
             record,
             verdict.address,
             self._clock.now(),
             retry_window_s=self._settings.retry_window_s,
         )
-        return book.put(claimed), claimed
+        return table.put(claimed), claimed
 
     def _claim_offline(
         self, verdict: access.AccessVerdict, error: errors.UnreachableError
@@ -364,8 +366,8 @@ class TokenAccess:
         observed, silence_s = self._store.observed, self._store.silence_s
         now = self._clock.now()
         with self._offline_lock:
-            book = (observed and observed.book) or tokens.TokenBook()
-            record = self._find_record(book, verdict.token)
+            table = (observed and observed.table) or tokens.TokenTable()
+            record = self._find_record(table, verdict.token)
             refusal = self._find_refusal(record, verdict.pool, verdict.address)
             if record is None or refusal is not None:
                 return _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
@@ -390,7 +392,7 @@ class TokenAccess:
         waiting = self._offline.get_all()
         if not waiting:
             return
-        excess = self._store.change(lambda book: merge_uses(book, waiting))
+        excess = self._store.change(lambda table: merge_uses(table, waiting))
         self._offline.discard(waiting)
         log.info("recorded %d uses of tokens from the time without the API server", len(waiting))
         for record in excess:
@@ -407,25 +409,25 @@ class TokenAccess:
         )
 
 
-def _confirm_in_book(
-    name: str, address: str, now: float, book: tokens.TokenBook
-) -> tuple[tokens.TokenBook, bool]:
-    """Return the book, and whether it has the token."""
-    record = book.tokens.get(name)
+def _confirm_in_table(
+    name: str, address: str, now: float, table: tokens.TokenTable
+) -> tuple[tokens.TokenTable, bool]:
+    """Return the table, and whether it has the token."""
+    record = table.tokens.get(name)
     return (
-        (book, False)
+        (table, False)
         if record is None
-        else (book.put(tokens.confirm_use(record, address, now)), True)
+        else (table.put(tokens.confirm_use(record, address, now)), True)
     )
 
 
-def _release_in_book(
-    name: str, address: str, book: tokens.TokenBook
-) -> tuple[tokens.TokenBook, bool]:
-    """Return the book, and whether it has the token."""
-    record = book.tokens.get(name)
+def _release_in_table(
+    name: str, address: str, table: tokens.TokenTable
+) -> tuple[tokens.TokenTable, bool]:
+    """Return the table, and whether it has the token."""
+    record = table.tokens.get(name)
     return (
-        (book, False) if record is None else (book.put(tokens.release_use(record, address)), True)
+        (table, False) if record is None else (table.put(tokens.release_use(record, address)), True)
     )
 
 
@@ -437,7 +439,7 @@ def _refuse_token(
     return access.AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
 
 
-def _refuse(status: HTTPStatus, reason: str) -> access.AccessVerdict:
+def _refuse_request(status: HTTPStatus, reason: str) -> access.AccessVerdict:
     return access.AccessVerdict(status, reason)
 
 

@@ -24,15 +24,15 @@ one."""
 _ATTEMPTS = 20
 """Attempts of one change. Each conflict means that another process succeeded."""
 
-BookChange = Callable[[tokens.TokenBook], tuple[tokens.TokenBook, T]]
-"""Returns the changed book and a result. It may run more than once, so it has no other effects."""
+TableChange = Callable[[tokens.TokenTable], tuple[tokens.TokenTable, T]]
+"""Returns the changed table and a result. It may run more than once, so it has no other effects."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedTokens:
     """The Secret as it was last seen."""
 
-    book: tokens.TokenBook | None = None
+    table: tokens.TokenTable | None = None
     """None when the Secret cannot be read."""
     problem: str = ""
     resource_version: str = ""
@@ -40,8 +40,8 @@ class ObservedTokens:
 
 
 @dataclass(slots=True)
-class _PendingChange(Generic[T]):
-    apply: BookChange[T]
+class _QueuedChange(Generic[T]):
+    apply: TableChange[T]
     result: T | None = None
     error: errors.TreenailError | None = None
     is_done: bool = False
@@ -69,12 +69,12 @@ class TokenStore:
         self._name = name
         self._lock = threading.Lock()
         self._commit_lock = threading.Lock()
-        self._pending: list[_PendingChange[object]] = []
+        self._pending: list[_QueuedChange[object]] = []
         self._observed: ObservedTokens | None = None
         self._confirm_lock = threading.Lock()
         self._confirmed_at = float("-inf")
         self._is_confirmed = False
-        self._parser = tokens.BookParser(self.where)
+        self._parser = tokens.TokenTableParser(self.where)
 
     def add_to_informers(self, informers: Informers) -> None:
         """Watch the Secret. Call it before the informers start."""
@@ -152,20 +152,20 @@ class TokenStore:
                 self._observed = observed
         return observed
 
-    def load(self) -> tokens.TokenBook:
+    def load(self) -> tokens.TokenTable:
         """Read the Secret from the cluster; raise `ClusterError` or `ConfigError`."""
-        return _get_book(self._fetch())
+        return _get_table(self._fetch_secret())
 
-    def change(self, apply: BookChange[T]) -> T:
-        """Change the book and return the result of the change.
+    def change(self, apply: TableChange[T]) -> T:
+        """Change the table and return the result of the change.
 
-        Nothing is written when the book stays equal; then the result is that of a read from the
+        Nothing is written when the table stays equal; then the result is that of a read from the
         cluster. Raises `ClusterError`, `ConfigError` for an unreadable or full Secret, and what
         ``apply`` raises.
         """
-        change: _PendingChange[T] = _PendingChange(apply)
+        change: _QueuedChange[T] = _QueuedChange(apply)
         with self._lock:
-            self._pending.append(cast("_PendingChange[object]", change))
+            self._pending.append(cast("_QueuedChange[object]", change))
         with self._commit_lock:
             if not change.is_done:
                 with self._lock:
@@ -175,7 +175,7 @@ class TokenStore:
             raise change.error
         return cast("T", change.result)
 
-    def _commit_batch(self, batch: list[_PendingChange[object]]) -> None:
+    def _commit_batch(self, batch: list[_QueuedChange[object]]) -> None:
         """Complete every change of the batch."""
         try:
             self._write_batch(batch)
@@ -193,21 +193,21 @@ class TokenStore:
             for change in batch:
                 change.is_done = True
 
-    def _write_batch(self, batch: list[_PendingChange[object]]) -> None:
+    def _write_batch(self, batch: list[_QueuedChange[object]]) -> None:
         base, is_copy = self._observed, True
-        if base is None or base.book is None or not base.resource_version:
-            base, is_copy = self._fetch(), False
+        if base is None or base.table is None or not base.resource_version:
+            base, is_copy = self._fetch_secret(), False
         for _ in range(_ATTEMPTS):
-            before = _get_book(base)
-            book = _apply_changes(batch, before)
-            if book == before and base.resource_version:
+            before = _get_table(base)
+            table = _apply_changes(batch, before)
+            if table == before and base.resource_version:
                 if not is_copy:
                     return
                 # No write shows whether the copy is old: a revoked token may still be in it.
-                base, is_copy = self._fetch(), False
+                base, is_copy = self._fetch_secret(), False
                 continue
             try:
-                self.observe_secret(self._write_book(book, base.resource_version))
+                self.observe_secret(self._write_table(table, base.resource_version))
             except errors.NotFoundError as error:
                 if not base.resource_version:
                     raise errors.ClusterError(
@@ -215,17 +215,17 @@ class TokenStore:
                         remedy="name the namespace of the server with --namespace, or install it: "
                         "treenail-controller manifests --enable serve | kubectl apply -f -",
                     ) from error
-                base, is_copy = self._fetch(), False
+                base, is_copy = self._fetch_secret(), False
             except (errors.ConflictError, errors.AlreadyExistsError):
-                base, is_copy = self._fetch(), False
+                base, is_copy = self._fetch_secret(), False
             else:
                 return
         raise errors.ClusterError(
             f"cannot change {self.where}: other processes changed it {_ATTEMPTS} times meanwhile"
         )
 
-    def _write_book(self, book: tokens.TokenBook, resource_version: str) -> decode.Json:
-        data: decode.Json = {"data": tokens.format_book(book)}
+    def _write_table(self, table: tokens.TokenTable, resource_version: str) -> decode.Json:
+        data: decode.Json = {"data": tokens.format_token_table(table)}
         metadata: decode.Json = {"name": self._name, "namespace": self._namespace}
         if not resource_version:
             body: decode.Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
@@ -236,22 +236,22 @@ class TokenStore:
 
     def _can_fetch(self) -> bool:
         try:
-            self._fetch()
+            self._fetch_secret()
         except errors.TreenailError as error:
             log.debug("cannot read %s: %s", self.where, error)
             return False
         return True
 
-    def _fetch(self) -> ObservedTokens:
+    def _fetch_secret(self) -> ObservedTokens:
         try:
             secret = self._client.get(resources.SECRETS, self._name, namespace=self._namespace)
         except errors.NotFoundError:
-            return ObservedTokens(tokens.TokenBook())
+            return ObservedTokens(tokens.TokenTable())
         return self.observe_secret(secret)
 
     def _parse_secret(self, secret: decode.Json | None) -> ObservedTokens:
         if secret is None:
-            return ObservedTokens(tokens.TokenBook())
+            return ObservedTokens(tokens.TokenTable())
         metadata = decode.Fields.from_json(secret, self.where).get_object("metadata")
         version = metadata.get_text("resourceVersion")
         try:
@@ -260,23 +260,25 @@ class TokenStore:
             return ObservedTokens(None, str(error), version)
 
 
-def _apply_changes(batch: list[_PendingChange[object]], book: tokens.TokenBook) -> tokens.TokenBook:
+def _apply_changes(
+    batch: list[_QueuedChange[object]], table: tokens.TokenTable
+) -> tokens.TokenTable:
     for change in batch:
         try:
-            book, change.result = change.apply(book)
+            table, change.result = change.apply(table)
             change.error = None
         except errors.TreenailError as error:
             change.error = error
-    return book
+    return table
 
 
-def _get_book(observed: ObservedTokens) -> tokens.TokenBook:
-    if observed.book is None:
+def _get_table(observed: ObservedTokens) -> tokens.TokenTable:
+    if observed.table is None:
         raise errors.ConfigError(
             observed.problem,
             remedy="restore the Secret from a backup, or delete it and create new tokens",
         )
-    return observed.book
+    return observed.table
 
 
 def _is_older(observed: ObservedTokens, known: ObservedTokens | None) -> bool:

@@ -1,4 +1,4 @@
-"""Access tokens of new machines: which a request may use, and the Secret that keeps their digests.
+"""Access tokens of new machines, and the text of the Secret that keeps their digests.
 
 The Secret never contains a token, only its SHA-256, and the size of a Secret limits their number: a
 token and its use take about 105 bytes, 60 when compressed, and the API server accepts 1 MiB.
@@ -111,7 +111,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBook:
+class TokenTable:
     """All tokens by name, in the order in which they were created."""
 
     tokens: Mapping[str, TokenRecord] = field(default_factory=dict)
@@ -128,17 +128,17 @@ class TokenBook:
         is_equal = hmac.compare_digest(digest, expected)
         return record if is_equal else None
 
-    def put(self, record: TokenRecord) -> "TokenBook":
-        """Return the book with this record added or replaced."""
-        return TokenBook({**self.tokens, record.name: record})
+    def put(self, record: TokenRecord) -> "TokenTable":
+        """Return the table with this record added or replaced."""
+        return TokenTable({**self.tokens, record.name: record})
 
-    def remove(self, name: str) -> "TokenBook":
-        """Return the book without the token of this name."""
-        return TokenBook({key: record for key, record in self.tokens.items() if key != name})
+    def remove(self, name: str) -> "TokenTable":
+        """Return the table without the token of this name."""
+        return TokenTable({key: record for key, record in self.tokens.items() if key != name})
 
-    def prune(self, since: float) -> "TokenBook":
-        """Return the book without tokens that expired before this time."""
-        return TokenBook(
+    def prune(self, since: float) -> "TokenTable":
+        """Return the table without tokens that expired before this time."""
+        return TokenTable(
             {key: record for key, record in self.tokens.items() if record.expires >= since}
         )
 
@@ -270,9 +270,9 @@ def settle_use(record: TokenRecord, use: TokenUse, state: UseState) -> TokenReco
     return _replace_use(record, use, replace(use, state=state))
 
 
-def format_book(book: TokenBook) -> dict[str, str]:
+def format_token_table(table: TokenTable) -> dict[str, str]:
     """Return the ``data`` of the Secret; raise `ConfigError` when it would be too large."""
-    rows = [_format_record(record) for record in book.tokens.values()]
+    rows = [_format_record(record) for record in table.tokens.values()]
     content = json.dumps({"format": _FORMAT, "tokens": rows}, separators=(",", ":")).encode()
     if len(content) > _PLAIN_BYTES:
         content = zlib.compress(content, 1)
@@ -285,31 +285,31 @@ def format_book(book: TokenBook) -> dict[str, str]:
     return {_DATA_KEY: base64.b64encode(content).decode("ascii")}
 
 
-def parse_book(secret: decode.Json, *, where: str) -> TokenBook:
+def parse_token_table(secret: decode.Json, *, where: str) -> TokenTable:
     """Parse a Secret; raise `ConfigError`, which contains nothing of its content.
 
     A Secret without data has no tokens.
     """
-    return BookParser(where).parse(secret)
+    return TokenTableParser(where).parse(secret)
 
 
-class BookParser:
+class TokenTableParser:
     """Parses versions of one Secret, and only what differs from the version before."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._records: dict[str, TokenRecord] = {}
-        self._latest: tuple[str, TokenBook] | None = None
+        self._latest: tuple[str, TokenTable] | None = None
 
-    def parse(self, secret: decode.Json) -> TokenBook:
-        """Parse the Secret as `parse_book` does."""
+    def parse(self, secret: decode.Json) -> TokenTable:
+        """Parse the Secret as `parse_token_table` does."""
         text = _read_text(secret, self._where)
         # The watch repeats what the response to a write contained.
         if self._latest is None or self._latest[0] != text:
             self._latest = text, self._parse_text(text)
         return self._latest[1]
 
-    def _parse_text(self, text: str) -> TokenBook:
+    def _parse_text(self, text: str) -> TokenTable:
         # Of 10,000 tokens few change at a time.
         records: dict[str, TokenRecord] = {}
         for number, row in enumerate(_load_rows(text, self._where), 1):
@@ -321,10 +321,10 @@ class BookParser:
                 problem = f"entry {number} is damaged{_describe_entry_error(error)}"
                 raise _make_error(self._where, problem) from None
         self._records = records
-        book = TokenBook({record.name: record for record in records.values()})
-        if len(book.tokens) != len(records):
+        table = TokenTable({record.name: record for record in records.values()})
+        if len(table.tokens) != len(records):
             raise _make_error(self._where, "two entries have the same name")
-        return book
+        return table
 
 
 def _read_text(secret: decode.Json, where: str) -> str:
