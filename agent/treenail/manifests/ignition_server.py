@@ -1,4 +1,4 @@
-"""Builds the manifests of the Ignition server: a DaemonSet on the nodes of the control plane.
+"""Manifests of the Ignition server, a DaemonSet on the nodes of the control plane.
 
 It has a namespace of its own, because it uses the network of its nodes: new machines reach it at
 the addresses of the control plane, as they reach the server of the Machine Config Operator. New

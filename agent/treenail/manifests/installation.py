@@ -1,4 +1,4 @@
-"""Builds the manifests that install controllers and agents in a cluster."""
+"""Manifests that install controllers and agents in a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

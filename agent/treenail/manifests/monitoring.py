@@ -1,4 +1,4 @@
-"""Builds the manifests of monitoring: Service, PodMonitor, PrometheusRule and Grafana dashboard.
+"""Manifests of monitoring: Service, PodMonitor, PrometheusRule and Grafana dashboard.
 
 PodMonitor and PrometheusRule are kinds of the Prometheus operator. The dashboard is a ConfigMap
 with the label that Grafana's sidecar looks for. Alerts and dashboard are files of this package,
