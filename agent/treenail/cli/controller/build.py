@@ -31,7 +31,7 @@ asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalResult:
+class LocalBuildResult:
     """An image that was built on this host."""
 
     digest: str
@@ -175,7 +175,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
                 f"cannot build the image of pool {build.pool}: {problem.path}: {problem.why}"
             )
     systems = {build.pool: _find_system_images(build, arguments) for build in builds}
-    results: dict[str, LocalResult] = {}
+    results: dict[str, LocalBuildResult] = {}
     if arguments.local:
         for build in builds:
             # There is one: this host has one architecture.
@@ -272,7 +272,7 @@ def _build_locally(
     builder: local.LocalBuilder,
     arguments: argparse.Namespace,
     reused: str,
-) -> LocalResult:
+) -> LocalBuildResult:
     """Build and push; ``reused`` is a system part to reuse, empty for none."""
     plan, system = build.plan, build.plan.systems[0]
     runs_text = plan.wanted.needs_job and not reused
@@ -304,7 +304,9 @@ def _build_locally(
         if arguments.push:
             _check_pushed(_run_phase(opened, build_result.BuildPhase.PUSH), image)
     pushed = push_spec.parse_push_spec(plan.wanted.push_spec, where="the push spec")
-    return LocalResult(image.digest, pushed.make_pull_spec(image.digest) if arguments.push else "")
+    return LocalBuildResult(
+        image.digest, pushed.make_pull_spec(image.digest) if arguments.push else ""
+    )
 
 
 def _run_phase(build: local.LocalBuild, phase: build_result.BuildPhase) -> build_result.BuildResult:
@@ -399,7 +401,7 @@ def _read_login(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -
 def format_builds(
     builds: Iterable[build_planner.OfflineBuild],
     systems: Mapping[str, SystemImages],
-    results: Mapping[str, LocalResult],
+    results: Mapping[str, LocalBuildResult],
 ) -> Iterator[str]:
     """Format the builds for people; ``systems`` and ``results`` are by pool."""
     for number, build in enumerate(builds):
@@ -411,7 +413,7 @@ def format_builds(
 def convert_to_json(
     builds: Iterable[build_planner.OfflineBuild],
     systems: Mapping[str, SystemImages],
-    results: Mapping[str, LocalResult],
+    results: Mapping[str, LocalBuildResult],
 ) -> list[dict[str, object]]:
     """Convert the builds to the items of the document."""
     return [
@@ -451,7 +453,7 @@ def _convert_system(system: build_planner.SystemPlan, images: SystemImages) -> d
     }
 
 
-def _describe_system(system: str | None, result: LocalResult | None) -> str:
+def _describe_system(system: str | None, result: LocalBuildResult | None) -> str:
     if system is None:
         return "unknown: name --push-secret FILE to look into the registry"
     if result is not None:
@@ -461,14 +463,14 @@ def _describe_system(system: str | None, result: LocalResult | None) -> str:
     return "not in the registry: a Job builds it"
 
 
-def _convert_result(result: LocalResult | None) -> dict[str, object]:
+def _convert_result(result: LocalBuildResult | None) -> dict[str, object]:
     if result is None:
         return {}
     return {"image": {"digest": result.digest, "pullSpec": result.pull_spec or None}}
 
 
 def _format_build(
-    build: build_planner.OfflineBuild, images: SystemImages, result: LocalResult | None
+    build: build_planner.OfflineBuild, images: SystemImages, result: LocalBuildResult | None
 ) -> Iterator[str]:
     plan = build.plan
     yield f"pool {build.pool}: MachineOSConfig {build.config}"
@@ -498,7 +500,7 @@ def _format_build(
 
 
 def _format_system(
-    system: build_planner.SystemPlan, images: SystemImages, result: LocalResult | None
+    system: build_planner.SystemPlan, images: SystemImages, result: LocalBuildResult | None
 ) -> Iterator[str]:
     yield f"  architecture: {system.architecture}"
     yield f"  content key:  {system.wanted.content_key}"

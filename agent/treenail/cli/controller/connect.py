@@ -107,7 +107,7 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[api_client.Client
     As kubectl does, use the service account of a pod that has no kubeconfig. Adds a remedy to the
     error of an API server that does not answer, and of a user without access.
     """
-    transport = _connect(arguments.kubeconfig, arguments.context, clocks.SystemClock())
+    transport = _choose_transport(arguments.kubeconfig, arguments.context, clocks.SystemClock())
     try:
         yield api_client.Client(transport)
     except errors.UnreachableError as error:
@@ -128,7 +128,9 @@ def connect_cluster(arguments: argparse.Namespace) -> Iterator[api_client.Client
         transport.close()
 
 
-def _connect(kubeconfig: str | None, context: str, clock: clocks.Clock) -> api_client.Transport:
+def _choose_transport(
+    kubeconfig: str | None, context: str, clock: clocks.Clock
+) -> api_client.Transport:
     paths = find_kubeconfigs(kubeconfig, os.environ)
     is_chosen = bool(kubeconfig or context or os.environ.get("KUBECONFIG"))
     if not is_chosen and "KUBERNETES_SERVICE_HOST" in os.environ and _is_missing(paths[0]):

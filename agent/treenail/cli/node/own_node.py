@@ -1,4 +1,4 @@
-"""The Node of this machine, and the plan from its current target to the desired one.
+"""The Node of this machine, and its plan from the current target to the desired one.
 
 Commands also work without the Node.
 """

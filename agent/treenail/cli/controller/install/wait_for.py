@@ -65,15 +65,15 @@ def run_wait_for(arguments: argparse.Namespace) -> int:
 
     require_directory(arguments.directory, "wait for an installation from")
     clock = clocks.SystemClock()
-    watch = _InstallWatch(str(arguments.directory.resolve()), arguments.timeout, clock)
-    code = _wait_for_bootstrap(arguments, watch, clock)
+    monitor = _InstallMonitor(str(arguments.directory.resolve()), arguments.timeout, clock)
+    code = _wait_for_bootstrap(arguments, monitor, clock)
     if code or arguments.target == _BOOTSTRAP:
         return code
-    return _wait_for_pools(arguments, watch, clock)
+    return _wait_for_pools(arguments, monitor, clock)
 
 
 def _wait_for_bootstrap(
-    arguments: argparse.Namespace, watch: "_InstallWatch", clock: clocks.Clock
+    arguments: argparse.Namespace, monitor: "_InstallMonitor", clock: clocks.Clock
 ) -> int:
     from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
     from treenail.installer.directory.install_state import (
@@ -96,24 +96,24 @@ def _wait_for_bootstrap(
             except InstallStateError as error:
                 return _print_unusable_state(error)
         if status is not None or has_process:
-            code = watch.handle_status(status, has_process=has_process)
+            code = monitor.handle_status(status, has_process=has_process)
         elif files.read(kubeconfig) is not None:
             # The machine of the user: the bootstrap host is another one.
-            code = watch.handle_cluster(_read_cluster(str(kubeconfig), directory))
+            code = monitor.handle_cluster(_read_cluster(str(kubeconfig), directory))
         else:
             require_prepared(directory)
-            code = watch.handle_absence(str(kubeconfig))
+            code = monitor.handle_absence(str(kubeconfig))
         if code is not None:
             return code
         clock.sleep(_POLL_S)
 
 
 def _wait_for_pools(
-    arguments: argparse.Namespace, watch: "_InstallWatch", clock: clocks.Clock
+    arguments: argparse.Namespace, monitor: "_InstallMonitor", clock: clocks.Clock
 ) -> int:
     kubeconfig = _find_kubeconfig(arguments)
     while True:
-        code = watch.handle_pools(*_read_pools(str(kubeconfig), clock))
+        code = monitor.handle_pools(*_read_pools(str(kubeconfig), clock))
         if code is not None:
             return code
         clock.sleep(_POLL_S)
@@ -179,7 +179,7 @@ def _read_cluster(kubeconfig: str, directory: "InstallDirectory") -> str:
         return f"waiting for the API server: {error}"
 
 
-class _InstallWatch:
+class _InstallMonitor:
     """Prints what changed, and decides when the wait ends."""
 
     def __init__(self, root: str, timeout_s: float | None, clock: clocks.Clock) -> None:

@@ -1,4 +1,4 @@
-"""Shows the table on a terminal, drawn again in the same place, or its changes line by line."""
+"""Display of the table: drawn again in place on a terminal, else its changes line by line."""
 
 import os
 import shutil

@@ -118,8 +118,8 @@ def format_leader(leader: leader_status.LeaderReport, width: int | None) -> Iter
     """Yield why what pools report may be outdated, and what helps; nothing while one leads."""
     style = "bad" if leader.state is leader_status.LeaderState.NONE else "busy"
     if leader.message:
-        yield from _wrap(leader.message, width, "", style)
-        yield from _wrap(leader.remedy, width, "  ", "")
+        yield from _wrap_lines(leader.message, width, "", style)
+        yield from _wrap_lines(leader.remedy, width, "  ", "")
 
 
 def format_summary(row: status_table.PoolRow) -> str:
@@ -198,24 +198,26 @@ def _format_pool(row: status_table.PoolRow, width: int | None) -> Iterator[Style
     target = shorten_target(row.target) if width is not None else _format_target(row.target)
     wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
     text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
-    yield from _wrap(escape_line(text), width, "  ", "faint")
+    yield from _wrap_lines(escape_line(text), width, "  ", "faint")
     own = [blocker for blocker in row.blockers if not blocker.node or blocker.kind == "halted"]
     if (build := row.build) is not None:
         # A failed build blocks the pool with the same message.
         if any(build.message in blocker.message for blocker in own):
             build = replace(build, message="")
-        yield from _wrap(format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy"))
+        yield from _wrap_lines(
+            format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy")
+        )
     tag = row.conditions.get(TAG_RESOLVED)
     is_known = tag is not None and any(tag.message in blocker.message for blocker in own)
     # A pool without any image is blocked with the same message.
     if tag is not None and tag.status == "False" and not is_known:
         text = f"image tag not followed ({tag.reason}): {tag.message}"
-        yield from _wrap(escape_line(text), width, "  ", "bad")
+        yield from _wrap_lines(escape_line(text), width, "  ", "bad")
     for blocker in own:
         is_wait = blocker.kind in holders.WAIT_REASONS
-        yield from _wrap(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
+        yield from _wrap_lines(format_blocker(blocker), width, "  ", "busy" if is_wait else "bad")
     if not own and row.state == "Unknown" and row.message and not row.reported_state:
-        yield from _wrap(row.message, width, "  ", "")
+        yield from _wrap_lines(row.message, width, "  ", "")
 
 
 def _format_nodes(
@@ -237,7 +239,9 @@ def _format_nodes(
             continue
         yield columns.format_node(node)
         if node.reason and not _is_reason_in_heading(row, node):
-            yield from _wrap(node.reason, width, "    ", _REASON_STYLES.get(node.phase, "busy"))
+            yield from _wrap_lines(
+                node.reason, width, "    ", _REASON_STYLES.get(node.phase, "busy")
+            )
     if hidden:
         updated = sum(node.phase == "updated" for node in idle[max_idle:])
         yield StyledLine(
@@ -352,6 +356,6 @@ def _shorten_names(names: Sequence[str], limit: int) -> list[str]:
     return [terminal.shorten_middle(name, limit) for name in names]
 
 
-def _wrap(text: str, width: int | None, indent: str, style: str) -> Iterator[StyledLine]:
+def _wrap_lines(text: str, width: int | None, indent: str, style: str) -> Iterator[StyledLine]:
     for line in terminal.wrap_text(escape_line(text.replace("\n", " ")), width, indent=indent):
         yield StyledLine((style_text(line, style),))
