@@ -39,7 +39,9 @@ class ReportedBlockers:
     def annotation(self) -> str:
         """JSON for the annotation; empty without blockers."""
         return (
-            json.dumps([_format_blocker(each) for each in self.blockers]) if self.blockers else ""
+            json.dumps([_format_blocker(blocker) for blocker in self.blockers])
+            if self.blockers
+            else ""
         )
 
     @property
@@ -63,13 +65,16 @@ def find_reportable(
     known_since = {key: at for key, at in _parse_since(annotation).items() if at <= now}
     blockers = [
         replace(
-            each, since=min(each.since, known_since.get((each.pod, str(each.reason)), each.since))
+            blocker,
+            since=min(
+                blocker.since, known_since.get((blocker.pod, str(blocker.reason)), blocker.since)
+            ),
         )
-        for each in progress.blockers
+        for blocker in progress.blockers
     ]
-    due = [each for each in blockers if now - each.since >= report_after_s]
-    waits = [report_after_s - (now - each.since) for each in blockers if each not in due]
-    due.sort(key=lambda each: (each.since, each.pod))
+    due = [blocker for blocker in blockers if now - blocker.since >= report_after_s]
+    waits = [report_after_s - (now - blocker.since) for blocker in blockers if blocker not in due]
+    due.sort(key=lambda blocker: (blocker.since, blocker.pod))
     more = progress.blocked_count - len(progress.blockers) if due else 0
     return ReportedBlockers(tuple(due), more, min(waits, default=None))
 

@@ -86,7 +86,9 @@ def build_drain_conditions(
 def reports_drain(document: decode.Json) -> bool:
     """Return whether a MachineConfigNode shows its node as draining or drained."""
     conditions = machineconfignode.MachineConfigNode.from_json(document).conditions
-    return any(each.type == _DRAINED and each.status != "False" for each in conditions)
+    return any(
+        condition.type == _DRAINED and condition.status != "False" for condition in conditions
+    )
 
 
 @dataclass(slots=True)
@@ -186,7 +188,9 @@ class DrainConditionWriter:
             self._client.get(resources.MACHINECONFIGNODES, node)
         )
         own_types = (_CORDONED, _DRAINED, _UNCORDONED)
-        return tuple(each for each in machine_config_node.conditions if each.type in own_types)
+        return tuple(
+            condition for condition in machine_config_node.conditions if condition.type in own_types
+        )
 
 
 def _build_apply_body(node: str, conditions: tuple[object_meta.Condition, ...]) -> decode.Json:
@@ -194,5 +198,5 @@ def _build_apply_body(node: str, conditions: tuple[object_meta.Condition, ...]) 
         "apiVersion": machineconfignode.API_VERSION,
         "kind": machineconfignode.KIND,
         "metadata": {"name": node},
-        "status": {"conditions": [each.to_json() for each in conditions]},
+        "status": {"conditions": [condition.to_json() for condition in conditions]},
     }

@@ -458,10 +458,10 @@ class DrainController:
 
     def _register_gauges(self) -> None:
         def count_blocked() -> int:
-            return sum(each.is_blocked for each in list(self._running.values()))
+            return sum(drain.is_blocked for drain in list(self._running.values()))
 
         def compute_longest_s() -> float:
-            starts = [each.record.began_at for each in list(self._running.values())]
+            starts = [drain.record.began_at for drain in list(self._running.values())]
             return self._clock.now() - min(starts) if starts else 0.0
 
         drains = self._metrics.drains

@@ -89,7 +89,7 @@ class BudgetQueue:
 
     def set_waiting(self, node: str, began_at: float, blockers: Iterable[eviction.Blocker]) -> None:
         """Set the blockers of a node's drain, which began at ``began_at``."""
-        pods = Counter(budget for each in blockers if (budget := _find_budget(each)))
+        pods = Counter(budget for blocker in blockers if (budget := _find_budget(blocker)))
         with self._lock:
             if pods:
                 self._entries[node] = _QueueEntry(began_at, pods)
@@ -120,13 +120,13 @@ class BudgetQueue:
                 for node, entry in self._entries.items()
                 if budget in entry.pods_by_budget
             )
-        found: list[str] = []
+        nodes: list[str] = []
         for _, node, pods in waiting:
             if allowed <= 0:
                 break
-            found.append(node)
+            nodes.append(node)
             allowed -= pods
-        return found
+        return nodes
 
 
 def _find_budget(blocker: eviction.Blocker) -> str:
