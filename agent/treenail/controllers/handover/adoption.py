@@ -17,8 +17,8 @@ from treenail.controllers.image_build.status import compute_config_conditions
 from treenail.kube import resources
 
 _RESOURCES = {
-    each.kind: each
-    for each in (resources.SECRETS, resources.MACHINEOSCONFIGS, resources.MACHINEOSBUILDS)
+    resource.kind: resource
+    for resource in (resources.SECRETS, resources.MACHINEOSCONFIGS, resources.MACHINEOSBUILDS)
 }
 _KEPT_METADATA = ("name", "namespace", "labels", "annotations")
 
@@ -189,9 +189,9 @@ def _own_build(document: decode.Json, config: machineosconfig.MachineOSConfig) -
 
 def clean_document(document: decode.Json) -> decode.Json:
     """Return an object without its status and without what the API server sets."""
-    metadata = {name: each for name, each in _get_meta(document).values.items()
+    metadata = {name: value for name, value in _get_meta(document).values.items()
                 if name in _KEPT_METADATA}  # fmt: skip
-    rest = {name: each for name, each in document.items() if name not in ("metadata", "status")}
+    rest = {name: value for name, value in document.items() if name not in ("metadata", "status")}
     cleaned: decode.Json = {**rest, "metadata": metadata}
     if document.get("kind") != resources.SECRETS.kind:
         return cleaned

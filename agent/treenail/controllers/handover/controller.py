@@ -226,13 +226,13 @@ class InstallController:
             log.debug("install: waiting: %s", reason)
             return _STALE_RETRY_S
         result = self._read_result()
-        found = self._find_secret()
-        if found is None:
+        secret = self._find_secret()
+        if secret is None:
             if result is not None:
                 # A machine that joined late.
                 self._mark_nodes(result.registry)
             return IDLE_S
-        handover, published = found
+        handover, published = secret
         if handover_objects.has_result(result, handover):
             self._mark_nodes(handover.registry)
             self._delete_secret()
@@ -338,7 +338,12 @@ class InstallController:
         self, config: machineosconfig.MachineOSConfig, condition: object_meta.Condition
     ) -> None:
         known = next(
-            (each for each in config.conditions if each.type == handover_objects.HANDED_OVER), None
+            (
+                observed
+                for observed in config.conditions
+                if observed.type == handover_objects.HANDED_OVER
+            ),
+            None,
         )
         wanted = (condition.status, condition.reason, condition.message)
         if known is not None and (known.status, known.reason, known.message) == wanted:
@@ -501,7 +506,10 @@ class AdoptionWriter:
         body: decode.Json = {
             # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": config.metadata.resource_version},
-            "status": {**(status or {}), "conditions": [each.to_json() for each in merged]},
+            "status": {
+                **(status or {}),
+                "conditions": [condition.to_json() for condition in merged],
+            },
         }
         written = self._client.patch(
             resources.MACHINEOSCONFIGS, config.name, body, subresource="status"

@@ -83,8 +83,8 @@ class HandoverResult:
 def build_handover_secret(handover: Handover) -> decode.Json:
     """Build the Secret; equal contents give equal objects. Raises `ConfigError`."""
     images: list[decode.Json] = [
-        {"pool": each.pool, "digest": each.digest, "pushSpec": str(each.push_spec)}
-        for each in handover.images
+        {"pool": image.pool, "digest": image.digest, "pushSpec": str(image.push_spec)}
+        for image in handover.images
     ]
     registry: decode.Json = {"registry": handover.registry, "images": images}
     if handover.registry:
@@ -116,7 +116,7 @@ def read_handover_secret(document: decode.Json) -> Handover:
     fields = decode.Fields.from_json(registry, f"{where}, {_REGISTRY_KEY}")
     decode.reject_unknown_fields(fields, _REGISTRY_FIELDS)
     images = fields.map_objects("images", _read_image)
-    pools = [each.pool for each in images]
+    pools = [image.pool for image in images]
     if len(pools) > _IMAGES_LIMIT or len(set(pools)) != len(pools):
         raise errors.ConfigError(
             f"{fields.path_of('images')}: expected at most {_IMAGES_LIMIT} images and one for each "
@@ -137,8 +137,8 @@ def read_handover_secret(document: decode.Json) -> Handover:
 
 def make_node_record(handover: Handover) -> bootstrap_registry.BootstrapRegistryRecord:
     """Return the record of the registry; raise `ConfigError` for invalid fields."""
-    repositories = (f"{each.push_spec.registry}/{each.push_spec.repository}"
-                    for each in handover.images)  # fmt: skip
+    repositories = (f"{image.push_spec.registry}/{image.push_spec.repository}"
+                    for image in handover.images)  # fmt: skip
     record = bootstrap_registry.BootstrapRegistryRecord(
         handover.registry, handover.username, handover.password, tuple(sorted(set(repositories)))
     )
@@ -183,12 +183,12 @@ def _read_image(fields: decode.Fields) -> HandoverImage:
     )
 
 
-def _read_objects(found: object, where: str) -> tuple[decode.Json, ...]:
-    if not isinstance(found, list) or len(found) > _OBJECTS_LIMIT:
+def _read_objects(values: object, where: str) -> tuple[decode.Json, ...]:
+    if not isinstance(values, list) or len(values) > _OBJECTS_LIMIT:
         raise errors.ConfigError(f"{where}: expected a list of at most {_OBJECTS_LIMIT} objects")
     objects = []
-    for index, each in enumerate(found):
-        fields = decode.Fields.from_json(each, f"{where}[{index}]")
+    for index, value in enumerate(values):
+        fields = decode.Fields.from_json(value, f"{where}[{index}]")
         kind = fields.get_required_text("kind")
         if kind not in ADOPTED_KINDS:
             raise errors.ConfigError(
@@ -269,7 +269,7 @@ class RegistryNode:
             meta.name,
             notes.get(key.BOOTSTRAP_REGISTRY, ""),
             notes.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
-            any(each in meta.labels for each in _BOOTSTRAP_LABELS),
+            any(label in meta.labels for label in _BOOTSTRAP_LABELS),
             bool(notes.get(key.STATE)),
             _read_problem(notes),
         )
@@ -312,7 +312,7 @@ def has_result(result: HandoverResult | None, handover: Handover) -> bool:
     """Return whether an earlier hand-over covers these images."""
     if result is None or result.registry != handover.registry:
         return False
-    return all(result.digests.get(each.pool) == each.digest for each in handover.images)
+    return all(result.digests.get(image.pool) == image.digest for image in handover.images)
 
 
 def find_nodes_to_mark(nodes: Iterable[RegistryNode], registry: str) -> tuple[str, ...]:
@@ -321,7 +321,7 @@ def find_nodes_to_mark(nodes: Iterable[RegistryNode], registry: str) -> tuple[st
         return ()
     return tuple(
         sorted(
-            each.name for each in nodes if each.registry == registry and each.requested != registry
+            node.name for node in nodes if node.registry == registry and node.requested != registry
         )
     )
 
@@ -334,8 +334,8 @@ def describe_missing_nodes(
     Without a registry a node needs nothing after it joined. ``machines`` is the number of machines
     that the bootstrap host serves; None if it is unknown.
     """
-    found = sorted(nodes, key=lambda each: each.name)
-    joined = [each for each in found if each.is_control_plane]
+    ordered = sorted(nodes, key=lambda node: node.name)
+    joined = [node for node in ordered if node.is_control_plane]
     expected = max(machines or 1, 1)
     texts = []
     if len(joined) < expected:
@@ -343,15 +343,17 @@ def describe_missing_nodes(
         texts.append(f"{len(joined)} of {many} of the control plane have joined")
     if registry:
         # An agent reports its first state together with the registry that it uses.
-        silent = [each.name for each in joined if not each.has_reported]
-        users = [each.name for each in found if each.registry == registry]
+        silent = [node.name for node in joined if not node.has_reported]
+        users = [node.name for node in ordered if node.registry == registry]
         if silent:
             texts.append(f"the agent has not reported yet on {_join_names(silent)}")
         if users:
             texts.append(f"{registry} is still the mirror of {_join_names(users)}")
     if texts:
         # An agent that cannot switch to its image neither joins the others nor drops the registry.
-        texts += [f"node {each.name} is Degraded: {each.problem}" for each in found if each.problem]
+        texts += [
+            f"node {node.name} is Degraded: {node.problem}" for node in ordered if node.problem
+        ]
     return "; ".join(texts[:_TEXTS_LIMIT])
 
 
@@ -372,7 +374,7 @@ def merge_results(
 ) -> HandoverResult:
     """Return the result with the images of this hand-over."""
     digests = {**(before.digests if before else {})}
-    digests |= {each.pool: each.digest for each in handover.images}
+    digests |= {image.pool: image.digest for image in handover.images}
     return HandoverResult(digests, handover.registry, completed)
 
 
@@ -391,7 +393,7 @@ def describe_pool_progress(
 ) -> PoolProgress:
     """Describe the pools with a MachineOSConfig; without one there is nothing to wait for."""
     missing, failed = [], []
-    for pool in sorted(pools, key=lambda each: each.name):
+    for pool in sorted(pools, key=lambda pool: pool.name):
         config = os_image.find_pool_owner(pool.name, configs.values())
         if config is None:
             continue
@@ -414,12 +416,12 @@ def parse_objects(
     pools: Iterable[decode.Json], configs: Iterable[decode.Json], builds: Iterable[decode.Json]
 ) -> PoolProgress:
     """Describe the pools of these documents; raise `ConfigError`."""
-    found_configs = [machineosconfig.MachineOSConfig.from_json(each) for each in configs]
-    found_builds = [machineosbuild.MachineOSBuild.from_json(each) for each in builds]
+    image_configs = [machineosconfig.MachineOSConfig.from_json(document) for document in configs]
+    image_builds = [machineosbuild.MachineOSBuild.from_json(document) for document in builds]
     return describe_pool_progress(
-        [machineconfigpool.MachineConfigPool.from_json(each) for each in pools],
-        {each.name: each for each in found_configs if not each.is_deleting},
-        {each.name: each for each in found_builds if not each.is_deleting},
+        [machineconfigpool.MachineConfigPool.from_json(document) for document in pools],
+        {config.name: config for config in image_configs if not config.is_deleting},
+        {build.name: build for build in image_builds if not build.is_deleting},
     )
 
 
@@ -437,6 +439,8 @@ def _describe_nodes(pool: machineconfigpool.MachineConfigPool) -> str:
         return f"pool {pool.name} has no status yet"
     if counts.updated >= counts.total:
         return ""
-    degraded = next((each for each in pool.conditions if each.type == pool_status.DEGRADED), None)
+    degraded = next(
+        (condition for condition in pool.conditions if condition.type == pool_status.DEGRADED), None
+    )
     why = f"; {degraded.message}" if degraded and degraded.status == "True" else ""
     return f"pool {pool.name}: {counts.updated} of {counts.total} nodes have the image{why}"

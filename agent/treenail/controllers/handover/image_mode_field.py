@@ -104,22 +104,22 @@ class _FieldReader:
             self._report(path, f"expected at most {_MAX_POOLS} pools, found {len(value)}",
                          "remove the others")  # fmt: skip
             value = value[:_MAX_POOLS]
-        found: dict[str, image_mode.ImageModePool] = {}
-        for index, each in enumerate(value):
-            pool = self._read_pool(each, (*path, index))
+        pools: dict[str, image_mode.ImageModePool] = {}
+        for index, entry in enumerate(value):
+            pool = self._read_pool(entry, (*path, index))
             if pool is None:
                 continue
-            if pool.name in found:
-                first = self.pool_lines[list(found).index(pool.name)]
+            if pool.name in pools:
+                first = self.pool_lines[list(pools).index(pool.name)]
                 self._report(
                     (*path, index),
                     f"pool {pool.name} is listed a second time, first in line {first}",
                     "remove one of the two entries",
                 )
                 continue
-            found[pool.name] = pool
+            pools[pool.name] = pool
             self.pool_lines.append(self.positions.find_line(*path, index))
-        return tuple(found.values())
+        return tuple(pools.values())
 
     def _read_pool(self, value: object, path: yaml11.FieldPath) -> image_mode.ImageModePool | None:
         values = self._read_object(value, path, _POOL_FIELDS)
@@ -213,7 +213,7 @@ class _FieldReader:
 
 
 def _format_path(path: yaml11.FieldPath) -> str:
-    text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
 
@@ -249,7 +249,7 @@ def read_settings_configmap(document: decode.Json, *, where: str) -> image_mode.
         raise _make_error(place, "expected JSON") from None
     parsed = parse_image_mode(json.dumps({FIELD: value}), where=place)
     if parsed.problems or parsed.settings is None:
-        raise _make_error(place, "; ".join(each.text for each in parsed.problems[:3]))
+        raise _make_error(place, "; ".join(problem.text for problem in parsed.problems[:3]))
     return parsed.settings
 
 
@@ -259,7 +259,7 @@ def build_settings_configmap(settings: image_mode.ImageMode) -> decode.Json:
         "enabled": settings.is_enabled,
         "registry": {"type": settings.registry.value},
         "workers": settings.workers.value,
-        "pools": [_encode_pool(each) for each in settings.pools],
+        "pools": [_encode_pool(pool) for pool in settings.pools],
     }
     return {
         "apiVersion": "v1",

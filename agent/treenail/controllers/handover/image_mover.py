@@ -163,7 +163,7 @@ class ImageMover:
         try:
             client = self._connect(move, self._read_node_login(move.rendered))
             try:
-                found = client.head_manifest(spec.repository, move.image.digest)
+                manifest = client.head_manifest(spec.repository, move.image.digest)
             finally:
                 client.close()
         except ClusterError:
@@ -178,7 +178,7 @@ class ImageMover:
             raise _make_failure(
                 failures.choose_reason(error, build_result.BuildPhase.FETCH), error
             ) from error
-        if found is None:
+        if manifest is None:
             raise MoveFailed(
                 IMAGE_MISSING,
                 f"the login of the nodes does not find {image}; allow it to pull from the "
@@ -207,16 +207,16 @@ class ImageMover:
 def list_digests(move: ImageMove) -> tuple[str, ...]:
     """Return the digests to copy: the image's, and those of parts that later builds use again."""
     repository = f"{move.image.push_spec.registry}/{move.image.push_spec.repository}"
-    found = [move.image.digest]
+    digests = [move.image.digest]
     for build in _iter_builds(move):
-        images = (each.image.partition("@") for each in build_objects.find_pushed_images(build))
-        found += [digest for name, _, digest in images if name == repository]
-    return tuple(dict.fromkeys(found))
+        images = (pushed.image.partition("@") for pushed in build_objects.find_pushed_images(build))
+        digests += [digest for name, _, digest in images if name == repository]
+    return tuple(dict.fromkeys(digests))
 
 
 def _find_name(move: ImageMove) -> str:
     """Return the name of the image in the OCI directory of the bootstrap host."""
-    return next((each.name for each in _iter_builds(move)), "NAME")
+    return next((build.name for build in _iter_builds(move)), "NAME")
 
 
 def _iter_builds(move: ImageMove) -> Iterable[machineosbuild.MachineOSBuild]:
