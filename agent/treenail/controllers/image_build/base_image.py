@@ -97,8 +97,8 @@ def make_base_facts(config: machineosconfig.MachineOSConfig) -> BaseFacts:
         windows=() if schedule is None else parse_schedule(schedule),
         rebuild_requested=config.needs_rebuild,
         has_condition=any(
-            each.type == machineosconfig.ImageConfigCondition.BASE_RESOLVED
-            for each in config.conditions
+            condition.type == machineosconfig.ImageConfigCondition.BASE_RESOLVED
+            for condition in config.conditions
         ),
     )
 
@@ -111,8 +111,8 @@ def parse_schedule(text: str) -> tuple[maintenance_windows.MaintenanceWindow, ..
         _check_count(len(fields.get_list("windows")))
         return fields.map_objects(
             "windows",
-            lambda each: maintenance_windows.parse_window(
-                each, rollout_policy.parse_duration_s(each, "duration")
+            lambda window: maintenance_windows.parse_window(
+                window, rollout_policy.parse_duration_s(window, "duration")
             ),
         )
     except ConfigError as error:
@@ -152,7 +152,7 @@ def decide_base(
             condition=_NO_TAG if facts.has_condition else None,
         )
     state = maintenance_windows.find_window_state(facts.windows, now)
-    found = image_tags.decide_tag(
+    decision = image_tags.decide_tag(
         image_tags.TagFacts(
             facts.tag,
             record,
@@ -168,19 +168,19 @@ def decide_base(
         _TEXTS,
     )
     problem = None
-    if found.problem is not None:
+    if decision.problem is not None:
         problem = build_facts.BuildProblem(
-            checks.InputReason.BASE_IMAGE_UNRESOLVED, found.problem.message
+            checks.InputReason.BASE_IMAGE_UNRESOLVED, decision.problem.message
         )
     revision = 0 if record is None else record.revision
     return BaseDecision(
-        write=found.write,
-        question=None if found.question is None else _make_question(facts, found.question),
-        is_waiting=found.is_waiting,
-        holds_rebuild=found.holds_rebuild,
+        write=decision.write,
+        question=None if decision.question is None else _make_question(facts, decision.question),
+        is_waiting=decision.is_waiting,
+        holds_rebuild=decision.holds_rebuild,
         problem=problem,
-        condition=found.condition,
-        requeue_after_s=found.requeue_after_s,
+        condition=decision.condition,
+        requeue_after_s=decision.requeue_after_s,
         kept_answers=frozenset({build_facts.ResolveBase(facts.owner, facts.tag, revision).build}),
     )
 
@@ -198,26 +198,26 @@ def _make_question(facts: BaseFacts, question: image_tags.TagQuestion) -> build_
 def _find_answer(
     answers: Mapping[build_facts.Question, build_facts.Answer], question: build_facts.ResolveBase
 ) -> image_tags.TagAnswer | None:
-    found = answers.get(question)
-    if found is None and not question.login:
+    answer = answers.get(question)
+    if answer is None and not question.login:
         # An image is an image, whichever login found it.
-        found = next(
+        answer = next(
             (
-                each
-                for asked, each in answers.items()
+                candidate
+                for asked, candidate in answers.items()
                 if isinstance(asked, build_facts.ResolveBase)
-                and each.failure is None
+                and candidate.failure is None
                 and replace(asked, login="") == question
             ),
             None,
         )
-    if found is None:
+    if answer is None:
         return None
-    failure = found.failure
+    failure = answer.failure
     return image_tags.TagAnswer(
-        found.at,
-        found.pull_spec,
+        answer.at,
+        answer.pull_spec,
         None if failure is None else failure.reason,
         "" if failure is None else failure.message,
-        found.count,
+        answer.count,
     )

@@ -133,7 +133,7 @@ class BuildFacts:
     @property
     def share_keys(self) -> frozenset[str]:
         """Share keys of the Jobs of this build."""
-        return frozenset(each.share_key for each in self.systems.values())
+        return frozenset(system.share_key for system in self.systems.values())
 
     def get_system(self, name: str) -> SystemFacts:
         """Return the system part with this name; an empty one if it is unknown."""
@@ -237,16 +237,16 @@ class WantedBuild:
     @property
     def needs_job(self) -> bool:
         """True unless the system part of each architecture is the base image."""
-        return any(each.needs_job for each in self.systems)
+        return any(system.needs_job for system in self.systems)
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return tuple(each.architecture for each in self.systems)
+        return tuple(system.architecture for system in self.systems)
 
     @property
     def share_keys(self) -> frozenset[str]:
         """Share keys of the Jobs."""
-        return frozenset(each.share_key for each in self.systems)
+        return frozenset(system.share_key for system in self.systems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,16 +59,16 @@ def encode_systems(systems: Mapping[str, build_facts.SystemFacts]) -> dict[str, 
     """
     if (only := systems.get("")) is not None:
         return {key.SYSTEM_IMAGE: only.image} if only.image else {}
-    found = {
+    entries = {
         name: {
-            "contentKey": each.content_key,
-            "shareKey": each.share_key,
-            "job": each.job,
-            "image": each.image,
+            "contentKey": facts.content_key,
+            "shareKey": facts.share_key,
+            "job": facts.job,
+            "image": facts.image,
         }
-        for name, each in sorted(systems.items())
+        for name, facts in sorted(systems.items())
     }
-    return {key.SYSTEMS: json.dumps(found, separators=(",", ":"))}
+    return {key.SYSTEMS: json.dumps(entries, separators=(",", ":"))}
 
 
 def _decode_systems(text: str) -> dict[str, build_facts.SystemFacts]:
@@ -106,7 +106,7 @@ def make_build_object(
         PUSH_SECRET: wanted.push_secret,
         key.CONTENT_KEY: wanted.content_key,
         key.BUILD_ARCHITECTURES: ",".join(wanted.architectures),
-        **encode_systems({each.name: each.initial for each in wanted.systems}),
+        **encode_systems({system.name: system.initial for system in wanted.systems}),
         key.REBUILD_OF: rebuild_of,
         key.PREVIOUS_FAILURE: previous_failure[:_FAILURE_LIMIT],
     }
@@ -178,21 +178,21 @@ def decode_report(text: str) -> build_facts.BuildReport:
 
 
 def _convert_report(report: build_facts.BuildReport, log: str | None) -> decode.Json:
-    found: decode.Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
+    entry: decode.Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
     if report.jobs:
-        found["job"] = ",".join(report.jobs)
+        entry["job"] = ",".join(report.jobs)
     if report.warning:
-        found["warning"] = report.warning[:_WARNING_LIMIT]
+        entry["warning"] = report.warning[:_WARNING_LIMIT]
     if report.retry_at is not None:
-        found["retryAt"] = clocks.format_rfc3339(report.retry_at)
+        entry["retryAt"] = clocks.format_rfc3339(report.retry_at)
     if (failure := report.failure) is not None:
-        found |= {
+        entry |= {
             "reason": failure.reason.value,
             "message": failure.message[:_MESSAGE_LIMIT],
             "line": failure.line,
             "log": failure.log if log is None else log,
         }
-    return found
+    return entry
 
 
 def _decode_failure(fields: decode.Fields) -> build_facts.AttemptFailure | None:
@@ -295,27 +295,35 @@ class ObservedPod:
             *status.iter_objects("initContainerStatuses"),
             *status.iter_objects("containerStatuses"),
         ]
-        results = [result for each in statuses if (result := _read_result(each)) is not None]
+        results = list(filter(None, map(_read_result, statuses)))
         seconds: dict[str, float] = {}
         for result in results:
             seconds |= result.seconds
         pushed = next(
-            (each for each in results if each.phase is build_result.BuildPhase.PUSH), None
+            (result for result in results if result.phase is build_result.BuildPhase.PUSH), None
         )
         failure = _find_pod_failure(status) or next(
-            (found for each in statuses if (found := _find_container_failure(each)) is not None),
-            None,
+            filter(None, map(_find_container_failure, statuses)), None
         )
         return cls(
             name=meta.name,
             job=meta.labels.get(JOB_NAME) or meta.labels.get("job-name", ""),
-            job_uid=next((each.uid for each in meta.owner_references if each.kind == "Job"), ""),
+            job_uid=next(
+                (
+                    owner_reference.uid
+                    for owner_reference in meta.owner_references
+                    if owner_reference.kind == "Job"
+                ),
+                "",
+            ),
             phase=_find_phase(statuses),
             unschedulable=next(
                 (
-                    each.message
-                    for each in status.map_objects("conditions", object_meta.Condition.from_fields)
-                    if (each.type, each.status) == ("PodScheduled", "False")
+                    condition.message
+                    for condition in status.map_objects(
+                        "conditions", object_meta.Condition.from_fields
+                    )
+                    if (condition.type, condition.status) == ("PodScheduled", "False")
                 ),
                 "",
             ),
@@ -360,7 +368,7 @@ class ObservedJob:
                     job_status.compute_job_state(replace(counts, is_deleting=False)).value
                 ),
                 is_deleting=counts.is_deleting,
-                owners=tuple(each.uid for each in meta.owner_references),
+                owners=tuple(owner_reference.uid for owner_reference in meta.owner_references),
                 started_at=clocks.parse_rfc3339(started) if started else None,
             ),
             _find_deadline_failure(meta.name, failed),
@@ -411,11 +419,11 @@ def _read_result(container: decode.Fields) -> build_result.BuildResult | None:
 
 
 def _find_phase(statuses: list[decode.Fields]) -> str:
-    states = [each.get_object("state").values for each in statuses]
-    ended = sum(each.get("terminated") is not None for each in states)
+    states = [status.get_object("state").values for status in statuses]
+    ended = sum(state.get("terminated") is not None for state in states)
     if ended == len(states):
         return ""
-    is_running = any(each.get("running") is not None for each in states)
+    is_running = any(state.get("running") is not None for state in states)
     # Containers run one after the other, so the number of ended ones is the index of the next.
     return statuses[ended].get_text("name") if ended or is_running else ""
 
@@ -492,7 +500,8 @@ def make_system_tag(content_key: str) -> str:
 def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImage, ...]:
     """Return the images that a build pushed, the system parts first."""
     systems = (
-        (each.image, make_system_tag(each.content_key)) for each in read_systems(build).values()
+        (system.image, make_system_tag(system.content_key))
+        for system in read_systems(build).values()
     )
     # A user pushed a pre-built image, and only a user deletes it.
     is_own = build.condition is None or build.condition.reason != build_result.PRE_BUILT_SEEDED
@@ -502,29 +511,29 @@ def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImag
     except errors.ConfigError:
         return ()
     repository = f"{target.registry}/{target.repository}"
-    found = (_parse_image(image, tag) for image, tag in tagged if image)
+    images = (_parse_image(image, tag) for image, tag in tagged if image)
     # A build may use a system part of another repository, which is not its own.
-    return tuple(each for each in found if each and each.image.startswith(f"{repository}@"))
+    return tuple(image for image in images if image and image.image.startswith(f"{repository}@"))
 
 
 def add_pushed_images(
-    known: tuple[PushedImage, ...], found: Iterable[PushedImage]
+    known: tuple[PushedImage, ...], pushed: Iterable[PushedImage]
 ) -> tuple[PushedImage, ...]:
     """Return the images with more of them, the newest last."""
-    new = tuple(found)
-    return (*(each for each in known if each not in new), *new)[-MAX_PUSHED:]
+    new = tuple(pushed)
+    return (*(image for image in known if image not in new), *new)[-MAX_PUSHED:]
 
 
 def find_unrecorded_images(
     config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
 ) -> tuple[PushedImage, ...]:
     """Return the images of the config's builds that its annotation does not name, oldest first."""
-    known = {each.image for each in read_pushed_images(config)}
+    known = {image.image for image in read_pushed_images(config)}
     own = sorted(
-        _filter_builds(config, builds), key=lambda each: (each.metadata.created, each.name)
+        _filter_builds(config, builds), key=lambda build: (build.metadata.created, build.name)
     )
-    found = (image for build in own for image in find_pushed_images(build))
-    return tuple(image for image in found if image.image not in known)
+    pushed = (image for build in own for image in find_pushed_images(build))
+    return tuple(image for image in pushed if image.image not in known)
 
 
 def find_prune_candidates(
@@ -533,13 +542,13 @@ def find_prune_candidates(
     """Return the images that no build of the config names any longer."""
     own = _filter_builds(config, builds)
     named = {image.image for build in own for image in find_pushed_images(build)}
-    return tuple(each for each in read_pushed_images(config) if each.image not in named)
+    return tuple(image for image in read_pushed_images(config) if image.image not in named)
 
 
 def _filter_builds(
     config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
 ) -> list[machineosbuild.MachineOSBuild]:
-    return [each for each in builds if each.image_config == config.name]
+    return [build for build in builds if build.image_config == config.name]
 
 
 def read_pushed_images(config: machineosconfig.MachineOSConfig) -> tuple[PushedImage, ...]:
@@ -551,13 +560,13 @@ def read_pushed_images(config: machineosconfig.MachineOSConfig) -> tuple[PushedI
         return ()
     if not isinstance(entries, dict):
         return ()
-    found = (_parse_image(image, tag) for image, tag in entries.items())
-    return tuple(each for each in found if each is not None)[-MAX_PUSHED:]
+    images = (_parse_image(image, tag) for image, tag in entries.items())
+    return tuple(image for image in images if image is not None)[-MAX_PUSHED:]
 
 
 def encode_pushed_images(images: Iterable[PushedImage]) -> str:
     """Return the annotation."""
-    return json.dumps({each.image: each.tag for each in images}, separators=(",", ":"))
+    return json.dumps({image.image: image.tag for image in images}, separators=(",", ":"))
 
 
 def _parse_image(image: str, tag: object) -> PushedImage | None:

@@ -93,14 +93,14 @@ class BuildPlan:
 
     def get_system(self, name: str) -> SystemPlan:
         """Return the system part with this name; raises `KeyError`."""
-        return {each.wanted.name: each for each in self.systems}[name]
+        return {system.wanted.name: system for system in self.systems}[name]
 
     def find_containerfiles(self, architectures: Sequence[str]) -> list[str]:
         """Return the composed Containerfiles that Jobs build for these architectures."""
         return [
-            each.containerfile
-            for each in self.systems
-            if each.wanted.needs_job and each.architecture in architectures
+            system.containerfile
+            for system in self.systems
+            if system.wanted.needs_job and system.architecture in architectures
         ]
 
 
@@ -200,9 +200,10 @@ class Planner:
         context = checks.read_context(document, where) if where else checks.BuildContext()
         push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         systems = [
-            build_inputs.BuildInputs.from_objects(config, rendered.config, each) for each in names
+            build_inputs.BuildInputs.from_objects(config, rendered.config, architecture)
+            for architecture in names
         ]
-        has_text = any(each.user_text for each in systems)
+        has_text = any(system.user_text for system in systems)
         base_image = systems[0].base_image
         name = build_inputs.compute_build_name(
             config, pool, rendered.config, context_digest=context.digest
@@ -216,21 +217,23 @@ class Planner:
         config_digest = _compute_digest(own_files.get(build_inputs.CONFIG_FILE))
         inputs = [
             replace(
-                each,
+                system,
                 trust_bundle=self._reader.read_trust().bundle,
-                config_digest=config_digest if each.user_text else "",
+                config_digest=config_digest if system.user_text else "",
                 context_digest=context.digest,
-                mounts=tuple(mount.path for mount in entitlements) if each.user_text else (),
-                options=self._options if each.needs_job else (),
+                mounts=tuple(mount.path for mount in entitlements) if system.user_text else (),
+                options=self._options if system.needs_job else (),
             )
-            for each in systems
+            for system in systems
         ]
         content_key = build_inputs.compute_content_key(*inputs)
         repository = f"{push_spec.registry}/{push_spec.repository}"
         mirrors = self.read_mirrors(rendered.name)
         plans = tuple(
-            _plan_system(each, own_files, repository, config.push_secret, is_only=len(inputs) == 1)
-            for each in inputs
+            _plan_system(
+                system, own_files, repository, config.push_secret, is_only=len(inputs) == 1
+            )
+            for system in inputs
         )
         wanted = build_facts.WantedBuild(
             name=name,
@@ -238,7 +241,7 @@ class Planner:
             push_spec=f"{repository}:{name}",
             content_key=content_key,
             share_key=compute_share_key(content_key, repository, config.push_secret),
-            systems=tuple(each.wanted for each in plans),
+            systems=tuple(system.wanted for system in plans),
             base_image=base_image,
             push_secret=config.push_secret,
             instruction_remedy=build_inputs.describe_hidden_files(config, rendered.build_paths),
@@ -323,8 +326,8 @@ class Planner:
         """Return the ConfigMap with files for COPY, and its name; empty without one."""
         if not (name := config.context_name):
             return None, ""
-        found = self._reader.find_object(resources.CONFIGMAPS, name)
-        return found, self._reader.describe_object(resources.CONFIGMAPS, name)
+        configmap = self._reader.find_object(resources.CONFIGMAPS, name)
+        return configmap, self._reader.describe_object(resources.CONFIGMAPS, name)
 
     def _find_entitlements(self, pool: str) -> tuple[EntitlementMount, ...]:
         names = ((name.format(pool=pool), path, kind) for name, path, kind in _ENTITLEMENTS)
@@ -353,9 +356,9 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def choose_architectures(found: frozenset[str]) -> tuple[str, ...]:
+def choose_architectures(present: frozenset[str]) -> tuple[str, ...]:
     """Return the architectures of an image for nodes with these ones, in a fixed order."""
-    return tuple(sorted(found)) or (node_facts.DEFAULT_ARCHITECTURE,)
+    return tuple(sorted(present)) or (node_facts.DEFAULT_ARCHITECTURE,)
 
 
 def _plan_system(
@@ -440,8 +443,8 @@ def plan_builds(
     one, and `ConfigError` for invalid input.
     """
     inputs = list(texts)
-    found, objects = render.read_manifests(inputs), cluster_reader.FileObjects(inputs)
-    configs = [each for each in objects.list_image_configs() if only in (None, each.pool)]
+    manifests, objects = render.read_manifests(inputs), cluster_reader.FileObjects(inputs)
+    configs = [config for config in objects.list_image_configs() if only in (None, config.pool)]
     if not configs:
         place = f"pool {only}" if only else "any pool"
         raise UsageError(
@@ -451,10 +454,10 @@ def plan_builds(
     reader = cluster_reader.ClusterReader(objects, clock, namespace="")
     planner = Planner(reader, options=options)
     builds = []
-    for each in configs:
-        config = _pin_tag(each, reader, resolve_tag)
-        build = _plan_build(config, found, objects, reader, planner, architectures)
-        tag = each.base_image if each.base_image != config.base_image else ""
+    for image_config in configs:
+        config = _pin_tag(image_config, reader, resolve_tag)
+        build = _plan_build(config, manifests, objects, reader, planner, architectures)
+        tag = image_config.base_image if image_config.base_image != config.base_image else ""
         builds.append(dataclasses.replace(build, base_tag=tag))
     return builds
 
@@ -477,14 +480,14 @@ def _pin_tag(
 
 def _plan_build(
     config: machineosconfig.MachineOSConfig,
-    found: render.InputManifests,
+    manifests: render.InputManifests,
     objects: cluster_reader.FileObjects,
     reader: cluster_reader.ClusterReader,
     planner: Planner,
     architectures: frozenset[str],
 ) -> OfflineBuild:
-    if config.pool not in found.pools:
-        known = ", ".join(sorted(found.pools)) or "none"
+    if config.pool not in manifests.pools:
+        known = ", ".join(sorted(manifests.pools)) or "none"
         raise UsageError(
             f"cannot plan the build of MachineOSConfig {config.name}: the input has no "
             f"MachineConfigPool {config.pool}, found: {known}",
@@ -492,15 +495,15 @@ def _plan_build(
             "treenail-controller build -f DIR -f -",
         )
     owner = os_image.find_pool_owner(config.pool, objects.list_image_configs())
-    for finding in checks.find_pool_findings(config, found.pools[config.pool], owner):
+    for finding in checks.find_pool_findings(config, manifests.pools[config.pool], owner):
         if finding.reason is checks.InputReason.POOL_TAKEN:
             raise ConfigError(f"MachineOSConfig {config.name}: {finding}")
-    configs, errors = render.render_pools(found, config.pool)
+    configs, errors = render.render_pools(manifests, config.pool)
     if errors:
         raise errors[0]
     rendered = configs[0]
     objects.add_rendered(rendered)
-    pool = _set_configuration(found.pools[config.pool], rendered)
+    pool = _set_configuration(manifests.pools[config.pool], rendered)
     try:
         plan = planner.plan_build(config, pool, architectures)
     except BuildRefused as error:
@@ -509,7 +512,7 @@ def _plan_build(
         rendered.config, trust_bundle=planner.read_trust_bundle()
     )
     # Equal for all architectures that need such files.
-    own = {name: file for each in plan.systems for name, file in each.own_files.items()}
+    own = {name: file for system in plan.systems for name, file in system.own_files.items()}
     context, entitlements = read_build_files(reader, plan)
     context = own | context
     return OfflineBuild(config.name, config.pool, plan, layer, context, entitlements)
@@ -534,13 +537,15 @@ def read_build_files(
     """Return the user's files for COPY, and the entitlements of `OfflineBuild`."""
     context = _read_files(reader, resources.CONFIGMAPS, plan.context) if plan.context else {}
     entitlements: dict[str, tuple[str, Mapping[str, bytes]]] = {
-        each.name: (
-            each.path,
+        entitlement.name: (
+            entitlement.path,
             _read_files(
-                reader, resources.SECRETS if each.is_secret else resources.CONFIGMAPS, each.name
+                reader,
+                resources.SECRETS if entitlement.is_secret else resources.CONFIGMAPS,
+                entitlement.name,
             ),
         )
-        for each in plan.entitlements
+        for entitlement in plan.entitlements
     }
     return context, entitlements
 
@@ -553,14 +558,14 @@ def _read_files(
     fields = decode.Fields.from_json(document, f"{resource.kind} {name}")
     encoded = "data" if resource is resources.SECRETS else "binaryData"
     plain = "stringData" if resource is resources.SECRETS else "data"
-    found = {each: text.encode() for each, text in fields.get_text_map(plain).items()}
-    for each, text in fields.get_text_map(encoded).items():
+    files = {path: text.encode() for path, text in fields.get_text_map(plain).items()}
+    for path, text in fields.get_text_map(encoded).items():
         try:
-            found[each] = base64.b64decode(text, validate=True)
+            files[path] = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             # Without its cause, which contains the content.
-            raise ConfigError(f"{resource.kind} {name}: {each} is not base64") from None
-    return found
+            raise ConfigError(f"{resource.kind} {name}: {path} is not base64") from None
+    return files
 
 
 def find_system_images(
@@ -572,12 +577,14 @@ def find_system_images(
 
     ``pushed`` are those of deleted builds, which come last: the registry may not have them.
     """
-    found: dict[str, dict[str, None]] = {each: {} for each in share_keys if each}
-    ordered = sorted(builds, key=lambda each: each.created, reverse=True)
-    for system in chain(*(each.systems.values() for each in ordered), pushed):
-        if system.image and system.share_key in found:
-            found[system.share_key].setdefault(system.image)
-    return {share_key: tuple(images) for share_key, images in found.items()}
+    images_by_key: dict[str, dict[str, None]] = {
+        share_key: {} for share_key in share_keys if share_key
+    }
+    ordered = sorted(builds, key=lambda build: build.created, reverse=True)
+    for system in chain(*(build.systems.values() for build in ordered), pushed):
+        if system.image and system.share_key in images_by_key:
+            images_by_key[system.share_key].setdefault(system.image)
+    return {share_key: tuple(images) for share_key, images in images_by_key.items()}
 
 
 def find_pushed_systems(
@@ -588,8 +595,8 @@ def find_pushed_systems(
     Pruning spares them, because the wanted build may use their tag.
     """
     pushed = build_objects.read_pushed_images(config)[::-1]
-    for system in () if plan is None else (each.wanted for each in plan.systems):
+    for system in () if plan is None else (planned.wanted for planned in plan.systems):
         repository, _, tag = system.push_spec.rpartition(":")
-        for each in pushed:
-            if each.tag == tag and each.image.startswith(f"{repository}@"):
-                yield replace(system.initial, image=each.image)
+        for image in pushed:
+            if image.tag == tag and image.image.startswith(f"{repository}@"):
+                yield replace(system.initial, image=image.image)

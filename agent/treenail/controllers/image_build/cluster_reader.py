@@ -159,7 +159,7 @@ class ClusterReader:
             kernel_type=config.kernel_type,
             extensions=config.extensions,
         )
-        found = RenderedFacts(
+        facts = RenderedFacts(
             name,
             config.os_image_url,
             config.extensions_image,
@@ -170,10 +170,10 @@ class ClusterReader:
             slim,
         )
         with self._lock:
-            self._rendered[name] = found
+            self._rendered[name] = facts
             while len(self._rendered) > _CACHED_CONFIGS:
                 self._rendered.popitem(last=False)
-        return found
+        return facts
 
     def read_rendered(self, name: str) -> machineconfig.MachineConfig:
         """Read a rendered config with its files; raise `ConfigError`."""
@@ -193,20 +193,20 @@ class ClusterReader:
         try:
             document = self._client.get(resources.CONTROLLERCONFIGS, CONTROLLER_CONFIG)
         except errors.NotFoundError:
-            found = ClusterTrust()
+            trust = ClusterTrust()
         else:
             contents = ControllerConfigContents.from_json(document)
             spec = decode.Fields.from_json(document, resources.CONTROLLERCONFIGS.kind).get_object(
                 "spec"
             )
-            found = ClusterTrust(
+            trust = ClusterTrust(
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
                 _decode_pem(decode_base64(spec, "additionalTrustBundle")),
                 contents.pull_secret or b"",
             )
         with self._lock:
-            self._trust = (now, found)
-        return found
+            self._trust = (now, trust)
+        return trust
 
 
 def _read_mirrors(config: machineconfig.MachineConfig) -> image_mirrors.ImageMirrors:
@@ -245,16 +245,16 @@ class FileObjects:
 
     def list_image_configs(self) -> list[machineosconfig.MachineOSConfig]:
         """Return the MachineOSConfigs by name; raise `ConfigError` that names the object."""
-        found = []
+        configs = []
         for (kind, name), document in sorted(self._objects.items()):
             if kind == resources.MACHINEOSCONFIGS.kind:
                 try:
-                    found.append(machineosconfig.MachineOSConfig.from_json(document))
+                    configs.append(machineosconfig.MachineOSConfig.from_json(document))
                 except errors.ConfigError as error:
                     raise errors.ConfigError(
                         f"{kind} {name}: {error}", remedy=error.remedy
                     ) from error
-        return found
+        return configs
 
     def _add_document(self, document: decode.Json) -> None:
         fields = decode.Fields.from_json(document, "")
@@ -391,15 +391,17 @@ class BuildViews:
     def has_only_control_plane(self) -> bool:
         """Return whether no Node is a worker, as before the first worker joins."""
         nodes = self.nodes.get_all().values()
-        return not any(each.labels.keys().isdisjoint(select.CONTROL_PLANE_LABELS) for each in nodes)
+        return not any(node.labels.keys().isdisjoint(select.CONTROL_PLANE_LABELS) for node in nodes)
 
     def _group_architectures(self) -> dict[str, frozenset[str]]:
-        found: dict[str, set[str]] = {}
+        architectures_by_pool: dict[str, set[str]] = {}
         for node in self.nodes.get_all().values():
             pool = self._pool_index.find_primary(node.name, node.labels)
             if pool is not None and node.architecture:
-                found.setdefault(pool, set()).add(node.architecture)
-        return {pool: frozenset(architectures) for pool, architectures in found.items()}
+                architectures_by_pool.setdefault(pool, set()).add(node.architecture)
+        return {
+            pool: frozenset(architectures) for pool, architectures in architectures_by_pool.items()
+        }
 
     def _forget_architectures(self) -> None:
         """Group the nodes again: a node or the selection of a pool changed."""
@@ -430,8 +432,8 @@ class BuildViews:
         if before == after:
             return
         self._forget_architectures()
-        found = (each for each in (before, after) if each is not None)
-        pools = (self._pool_index.find_primary(each.name, each.labels) for each in found)
+        nodes = (node for node in (before, after) if node is not None)
+        pools = (self._pool_index.find_primary(node.name, node.labels) for node in nodes)
         self._enqueue_configs_of(set(filter(None, pools)))
 
     def _handle_config(
@@ -443,7 +445,9 @@ class BuildViews:
         self._enqueue(name)
         if before is None or after is None:
             # Another MachineOSConfig of the pool may be the one that counts now.
-            self._enqueue_configs_of({each.pool for each in (before, after) if each is not None})
+            self._enqueue_configs_of(
+                {config.pool for config in (before, after) if config is not None}
+            )
 
     def _handle_input(
         self, _name: str, before: InputVersion | None, after: InputVersion | None
@@ -497,7 +501,7 @@ class BuildViews:
         self._enqueue(job.facts.image_config)
         for build in self.builds.get_all().values():
             if not build.state.has_ended and job.facts.share_key in {
-                each.share_key for each in build_objects.read_systems(build).values()
+                system.share_key for system in build_objects.read_systems(build).values()
             }:
                 self._enqueue(build.image_config)
 

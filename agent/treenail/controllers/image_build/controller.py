@@ -46,8 +46,8 @@ _ROLE_REMEDY = (
     "apply the output of treenail-controller manifests again, with the options of the installation"
 )
 _NEEDED_KINDS = frozenset(
-    each.plural
-    for each in (
+    resource.plural
+    for resource in (
         resources.MACHINEOSCONFIGS,
         resources.MACHINEOSBUILDS,
         resources.MACHINECONFIGPOOLS,
@@ -201,38 +201,40 @@ class BuildController:
 
     def _sync_config(self, key: str) -> float | None:
         for _ in range(MAX_ROUNDS):
-            found = self._find_objects(key)
-            if found is None or found.config.is_deleting:
+            objects = self._find_objects(key)
+            if objects is None or objects.config.is_deleting:
                 self._desk.keep_answers(key, frozenset())
                 return None
-            base = self._decide_base(found)
+            base = self._decide_base(objects)
             if base.write is not None or base.drops_record:
-                self._record_base(found.config, base)
+                self._record_base(objects.config, base)
                 continue
             if base.is_waiting:
                 return None
-            plan, situation = self._observe(found, base)
+            plan, situation = self._observe(objects, base)
             decision = decide.decide_builds(situation)
             writes = [
-                each for each in decision.actions if not isinstance(each, build_facts.AskRegistry)
+                action
+                for action in decision.actions
+                if not isinstance(action, build_facts.AskRegistry)
             ]
             for action in decision.actions:
                 self._execute(action, key, plan)
             if not writes:
-                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(found))
-                return min((each for each in delays if each is not None), default=None)
+                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(objects))
+                return min((delay for delay in delays if delay is not None), default=None)
         return _BUSY_RETRY_S
 
     def _report_refusal(self, key: str) -> None:
         """Write the refusal to the conditions of the MachineOSConfig, if that is permitted."""
-        if (found := self._find_objects(key)) is None or found.config.is_deleting:
+        if (objects := self._find_objects(key)) is None or objects.config.is_deleting:
             return
-        self._parts.events.record_refusal(found.config, self._refusals[key])
+        self._parts.events.record_refusal(objects.config, self._refusals[key])
         with suppress(errors.ClusterError):
-            _plan, situation = self._observe(found, self._decide_base(found))
+            _plan, situation = self._observe(objects, self._decide_base(objects))
             for action in decide.decide_builds(situation).actions:
                 if isinstance(action, build_facts.SetConfigStatus):
-                    self._writer.execute(action, found)
+                    self._writer.execute(action, objects)
 
     def close(self) -> None:
         """Stop the threads that ask registries."""
@@ -252,17 +254,17 @@ class BuildController:
         self, builds: Mapping[str, machineosbuild.MachineOSBuild]
     ) -> list[build_facts.BuildFacts]:
         """Return the facts of all builds; those of an unchanged one are computed once."""
-        found = []
+        facts = []
         for name, build in builds.items():
             version = build.metadata.resource_version
             known = self._facts.get(name)
             if known is None or known[0] != version:
                 known = (version, build_objects.make_build_facts(build))
                 self._facts[name] = known
-            found.append(known[1])
+            facts.append(known[1])
         if len(self._facts) > 2 * len(builds) + 16:
             self._facts = {name: self._facts[name] for name in builds if name in self._facts}
-        return found
+        return facts
 
     def _find_objects(self, name: str) -> writer.CachedObjects | None:
         config = self._own_configs.overlay(self._views.configs).get(name)
@@ -271,9 +273,9 @@ class BuildController:
         builds = self._own_builds.overlay(self._views.builds)
         return writer.CachedObjects(config, builds, self._views.pools.find(config.pool))
 
-    def _decide_base(self, found: writer.CachedObjects) -> base_image.BaseDecision:
+    def _decide_base(self, objects: writer.CachedObjects) -> base_image.BaseDecision:
         """Decide about the tag of the base image, and ask its registry if necessary."""
-        config = found.config
+        config = objects.config
         try:
             facts = base_image.make_base_facts(config)
         except errors.ConfigError as error:
@@ -293,7 +295,7 @@ class BuildController:
             return base_image.BaseDecision(problem=_describe_refused_read(error))
         base = base_image.decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
-            architectures = build_planner.choose_architectures(self._find_architectures(found))
+            architectures = build_planner.choose_architectures(self._find_architectures(objects))
             self._desk.ask(
                 config.name,
                 question,
@@ -316,28 +318,28 @@ class BuildController:
             self._tag_metrics.record_change(change, config.pool)
 
     def _observe(
-        self, found: writer.CachedObjects, base: base_image.BaseDecision
+        self, objects: writer.CachedObjects, base: base_image.BaseDecision
     ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildSituation]:
-        config = found.config
-        plan, problem = self._plan(found, base.problem)
-        all_builds = self._make_facts(found.builds)
-        own = tuple(each for each in all_builds if each.image_config == config.name)
+        config = objects.config
+        plan, problem = self._plan(objects, base.problem)
+        all_builds = self._make_facts(objects.builds)
+        own = tuple(build for build in all_builds if build.image_config == config.name)
         wanted = None if plan is None else plan.wanted
         if plan is not None and problem is None and _needs_secrets(own, plan):
             problem = self._check_secrets(config)
         share_keys = frozenset[str]() if wanted is None else wanted.share_keys
-        running = [each for each in all_builds if not each.has_ended]
-        kept = {each.uid for each in own} | base.kept_answers
+        running = [build for build in all_builds if not build.has_ended]
+        kept = {build.uid for build in own} | base.kept_answers
         self._desk.keep_answers(config.name, frozenset(kept))
         condition = next(
             (
-                each
-                for each in (() if found.pool is None else found.pool.conditions)
-                if each.type == "ImageBuildDegraded"
+                condition
+                for condition in (() if objects.pool is None else objects.pool.conditions)
+                if condition.type == "ImageBuildDegraded"
             ),
             None,
         )
-        uids = frozenset(each.uid for each in all_builds)
+        uids = frozenset(build.uid for build in all_builds)
         is_first = not (config.pull_spec or config.pre_built_image)
         situation = build_facts.BuildSituation(
             config=build_objects.make_config_facts(config, holds_rebuild=base.holds_rebuild),
@@ -349,9 +351,9 @@ class BuildController:
             jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
             needed_keys=frozenset(
                 share_key
-                for each in running
-                if each.image_config != config.name
-                for share_key in each.share_keys
+                for build in running
+                if build.image_config != config.name
+                for share_key in build.share_keys
             ),
             system_images=build_planner.find_system_images(
                 all_builds, share_keys, build_planner.find_pushed_systems(config, plan)
@@ -363,29 +365,29 @@ class BuildController:
         )
         return plan, situation
 
-    def _find_architectures(self, found: writer.CachedObjects) -> frozenset[str]:
+    def _find_architectures(self, objects: writer.CachedObjects) -> frozenset[str]:
         """Return the architectures of the pool's nodes; without a node, those of its image."""
-        present = self._views.find_architectures(found.config.pool)
-        current = found.builds.get(found.config.current_build)
+        present = self._views.find_architectures(objects.config.pool)
+        current = objects.builds.get(objects.config.current_build)
         return present or frozenset(
             () if current is None else build_objects.read_architectures(current)
         )
 
     def _plan(
-        self, found: writer.CachedObjects, base: build_facts.BuildProblem | None
+        self, objects: writer.CachedObjects, base: build_facts.BuildProblem | None
     ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildProblem | None]:
         """Return the plan, and why it must not begin."""
-        config, pool = found.config, found.pool
+        config, pool = objects.config, objects.pool
         owner = os_image.find_pool_owner(config.pool, self._views.configs.get_all().values())
         findings = list(checks.find_pool_findings(config, pool, owner))
-        hard = next((each for each in findings if each.reason not in SOFT_REASONS), None)
+        hard = next((finding for finding in findings if finding.reason not in SOFT_REASONS), None)
         if hard is not None or pool is None:
             return None, _describe_problem(hard or findings[0])
         if base is not None:
             return None, base
         try:
             plan = self._parts.planner.plan_build(
-                config, pool, self._find_architectures(found), found.has_ended
+                config, pool, self._find_architectures(objects), objects.has_ended
             )
         except build_planner.BuildRefused as error:
             return None, error.problem
@@ -412,17 +414,17 @@ class BuildController:
         builds: tuple[build_facts.BuildFacts, ...],
         uids: frozenset[str],
     ) -> list[build_facts.JobFacts]:
-        own_uids = {each.uid for each in builds}
-        jobs = {each.facts.name: each for each in self._views.jobs.get_all().values()}
+        own_uids = {build.uid for build in builds}
+        jobs = {job.facts.name: job for job in self._views.jobs.get_all().values()}
         for build in builds:
             # A Job that the watch does not show yet must not count as deleted.
-            for recorded in (each.job for each in build.systems.values() if not each.image):
+            for recorded in (system.job for system in build.systems.values() if not system.image):
                 if not build.has_ended and recorded and recorded not in jobs:
                     self._add_live_job(recorded, jobs)
         pods = list(self._views.pods.get_all().values())
-        uids_shown = {each.facts.uid for each in jobs.values()}
+        uids_shown = {job.facts.uid for job in jobs.values()}
         deleted = self._own_job_deletions.find_hidden(self._views.jobs, uids_shown)
-        found = []
+        observed_jobs = []
         for job in jobs.values():
             facts = job.facts
             is_own = facts.image_config == name or own_uids & set(facts.owners)
@@ -433,8 +435,8 @@ class BuildController:
                         job, self._list_live_pods(facts.name), uids
                     )
                 is_deleting = observed.is_deleting or facts.uid in deleted
-                found.append(replace(observed, is_deleting=is_deleting))
-        return found
+                observed_jobs.append(replace(observed, is_deleting=is_deleting))
+        return observed_jobs
 
     def _add_live_job(self, name: str, jobs: dict[str, build_objects.ObservedJob]) -> None:
         try:
@@ -447,18 +449,18 @@ class BuildController:
         """List the pods of a Job that ended before the watch showed the end of its pods."""
         params = {"labelSelector": f"{key.BUILD_KEY}"}
         listed = self._client.list(resources.PODS, namespace=self._namespace, params=params).items
-        found = [build_objects.ObservedPod.from_json(each) for each in listed]
-        return [each for each in found if each.job == job]
+        pods = [build_objects.ObservedPod.from_json(document) for document in listed]
+        return [pod for pod in pods if pod.job == job]
 
     # Writes
 
-    def _prune(self, found: writer.CachedObjects) -> float | None:
+    def _prune(self, objects: writer.CachedObjects) -> float | None:
         """Delete images of deleted builds from the registry; return when to try again."""
-        config, pruner = found.config, self._parts.pruner
+        config, pruner = objects.config, self._parts.pruner
         if pruner is None:
             return None
         name = config.name
-        builds = [each for each in found.builds.values() if each.image_config == name]
+        builds = [build for build in objects.builds.values() if build.image_config == name]
         if unrecorded := build_objects.find_unrecorded_images(config, builds):
             self._writer.record_images(config, unrecorded)
             return _BUSY_RETRY_S
@@ -469,15 +471,15 @@ class BuildController:
             return _BUSY_RETRY_S
         condition = status.make_prune_condition(config.conditions, pruner.get_problem(name))
         if condition is not None:
-            self._writer.execute(build_facts.SetConfigStatus((condition,)), found)
+            self._writer.execute(build_facts.SetConfigStatus((condition,)), objects)
             return _BUSY_RETRY_S
         return pruner.consider(config, build_objects.find_prune_candidates(config, builds))
 
     def _execute(
         self, action: build_facts.BuildAction, name: str, plan: build_planner.BuildPlan | None
     ) -> None:
-        found = self._find_objects(name)
-        if found is None:
+        objects = self._find_objects(name)
+        if objects is None:
             return
         match action:
             case build_facts.AskRegistry(question):
@@ -486,7 +488,7 @@ class BuildController:
                     self._desk.ask(
                         name,
                         question,
-                        lambda: self._parts.layers.answer_question(question, ready, found.config),
+                        lambda: self._parts.layers.answer_question(question, ready, objects.config),
                     )
             case build_facts.CreateJob(system, build, attempt):
                 if plan is not None:
@@ -494,25 +496,25 @@ class BuildController:
                     self._parts.jobs.start_attempt(
                         replace(plan, can_use_control_plane=is_first),
                         plan.get_system(system.name),
-                        found.config,
-                        found.builds[build],
+                        objects.config,
+                        objects.builds[build],
                         attempt,
                     )
             case build_facts.AdoptJob(job, build):
-                self._parts.jobs.adopt_attempt(job, found.builds[build])
+                self._parts.jobs.adopt_attempt(job, objects.builds[build])
             case build_facts.DeleteJob(job, why, has_inputs):
                 self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
                 self._own_job_deletions.record_deletion(job.uid)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
-                self._writer.execute(action, found)
+                self._writer.execute(action, objects)
                 if isinstance(action, build_facts.SetBuildStatus):
-                    self._record_status(action, found)
+                    self._record_status(action, objects)
 
     def _record_status(
-        self, action: build_facts.SetBuildStatus, found: writer.CachedObjects
+        self, action: build_facts.SetBuildStatus, objects: writer.CachedObjects
     ) -> None:
-        build, config = found.builds[action.build], found.config
+        build, config = objects.builds[action.build], objects.config
         if action.digest and self._parts.pruner is not None:
             self._parts.pruner.request(config.name)
         self._parts.events.record_status(action, build, config)
@@ -536,7 +538,7 @@ def _describe_problem(finding: checks.InputFinding) -> build_facts.BuildProblem:
 def _needs_secrets(
     builds: tuple[build_facts.BuildFacts, ...], plan: build_planner.BuildPlan
 ) -> bool:
-    build = next((each for each in builds if each.name == plan.wanted.name), None)
+    build = next((build for build in builds if build.name == plan.wanted.name), None)
     return build is None or not build.has_ended
 
 

@@ -188,8 +188,8 @@ class _Decider:
         is_waiting = report.retry_at is not None and self._situation.now < report.retry_at
         if is_waiting and report.retry_at is not None:
             self._delays.append(report.retry_at - self._situation.now)
-        systems = [each for each in wanted.systems if each.needs_job]
-        if any(not build.get_system(each.name).image for each in systems):
+        systems = [system for system in wanted.systems if system.needs_job]
+        if any(not build.get_system(system.name).image for system in systems):
             return self._build_systems(wanted, build, is_waiting=is_waiting)
         if is_waiting:
             return self._set_status(build, BuildState.BUILDING, *status.format_retry(report))
@@ -199,8 +199,8 @@ class _Decider:
         self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts
     ) -> build_facts.BuildFacts:
         sources = tuple(
-            (each.architecture, build.get_system(each.name).image or wanted.base_image)
-            for each in wanted.systems
+            (system.architecture, build.get_system(system.name).image or wanted.base_image)
+            for system in wanted.systems
         )
         attempt = build.report.attempts + 1
         if build.state is BuildState.INITIAL:
@@ -242,18 +242,18 @@ class _Decider:
         build = self._add_results(build, steps.values())
         if self._needs_record(before, build):
             self._actions.append(build_facts.SetSystems(build.name, build.systems))
-        if cancelled := next((each for each in steps.values() if each.is_cancelled), None):
+        if cancelled := next((step for step in steps.values() if step.is_cancelled), None):
             reason = build_result.BuildReason.CANCELLED
             remedy = build_result.REMEDIES[reason].replace("NAME", self._situation.config.name)
             message = f"{cancelled.message}; {remedy}"
             return self._set_status(build, BuildState.INTERRUPTED, reason, message)
-        if any(each.failure is not None for each in steps.values()):
+        if any(step.failure is not None for step in steps.values()):
             return self._fail_systems(build, steps)
         if is_waiting:
             return self._set_status(build, BuildState.BUILDING, *status.format_retry(build.report))
-        if all(each.facts.image for each in steps.values()):
+        if all(step.facts.image for step in steps.values()):
             if build.state is BuildState.INITIAL:
-                images = ", ".join(each.facts.image for each in steps.values())
+                images = ", ".join(step.facts.image for step in steps.values())
                 build = self._set_status(build, BuildState.BUILDING, "", f"reusing {images}")
             return self._append(wanted, build)
         return self._report_progress(build, steps)
@@ -263,10 +263,10 @@ class _Decider:
     ) -> build_facts.BuildFacts:
         """Report warnings, and the longest duration of each phase: Jobs run side by side."""
         longest, warning = dict(build.report.seconds), build.report.warning
-        for each in steps:
-            found = each.seconds.items()
-            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in found}
-            warning = warning or each.warning
+        for step in steps:
+            durations = step.seconds.items()
+            longest |= {name: max(value, longest.get(name, 0.0)) for name, value in durations}
+            warning = warning or step.warning
         report = replace(build.report, seconds=longest, warning=warning)
         self._set_report(build, report)
         return replace(build, report=report)
@@ -284,27 +284,27 @@ class _Decider:
         self, build: build_facts.BuildFacts, steps: Mapping[str, decide_systems.SystemStep]
     ) -> build_facts.BuildFacts:
         """Write the state of the Jobs. The build is prepared while none of them runs."""
-        shown = [each for each in steps.values() if each.state is not None]
+        shown = [step for step in steps.values() if step.state is not None]
         if not shown:
             return build
-        states = {each.state for each in shown}
-        has_image = any(each.facts.image for each in steps.values())
+        states = {step.state for step in shown}
+        has_image = any(step.facts.image for step in steps.values())
         is_building = BuildState.BUILDING in states or has_image
         state = BuildState.BUILDING if is_building else BuildState.PREPARED
-        reason = next((each.reason for each in shown if each.reason), "")
-        message = "; ".join(each.message for each in shown)[: status.MESSAGE_LIMIT]
+        reason = next((step.reason for step in shown if step.reason), "")
+        message = "; ".join(step.message for step in shown)[: status.MESSAGE_LIMIT]
         return self._set_status(build, state, reason, message)
 
     def _fail_systems(
         self, build: build_facts.BuildFacts, steps: Mapping[str, decide_systems.SystemStep]
     ) -> build_facts.BuildFacts:
         """Fail the attempt. A cause that waits for a user counts before one that is retried."""
-        failed = [(each.failure, each.facts.job) for each in steps.values() if each.failure]
+        failed = [(step.failure, step.facts.job) for step in steps.values() if step.failure]
         failures = [failure for failure, _ in failed]
         chosen = min(
             failures,
-            key=lambda each: (
-                build_result.classify_retry(each.reason) is not build_result.RetryClass.USER
+            key=lambda failure: (
+                build_result.classify_retry(failure.reason) is not build_result.RetryClass.USER
             ),
         )
         return self._fail(build, chosen, tuple(job for _, job in failed if job))
@@ -352,8 +352,8 @@ class _Decider:
                     build_facts.CheckImage(build.uid, build.digest), build_facts.Answer(0.0)
                 ).pull_spec
                 or any(
-                    isinstance(each, build_facts.SetBuildStatus) and each.digest == build.digest
-                    for each in self._actions
+                    isinstance(action, build_facts.SetBuildStatus) and action.digest == build.digest
+                    for action in self._actions
                 )
             )
         )
@@ -371,12 +371,12 @@ class _Decider:
         )
         if situation.base_condition is not None:
             conditions += (situation.base_condition,)
-        present = {each.type: each for each in self._config.conditions}
+        present = {condition.type: condition for condition in self._config.conditions}
         changed = tuple(
-            each
-            for each in conditions
-            if each.type not in present
-            or replace(present[each.type], last_transition_time="") != each
+            condition
+            for condition in conditions
+            if condition.type not in present
+            or replace(present[condition.type], last_transition_time="") != condition
         )
         name = build.name if build is not None and serves else self._config.pull_spec_build
         if (
@@ -399,8 +399,10 @@ class _Decider:
             self._report_pool(situation.problem.reason, situation.problem.message)
 
     def _report_pool(self, reason: str, message: str) -> None:
-        found = self._situation.pool_condition
-        known = None if found is None else (found.status, found.reason, found.message)
+        condition = self._situation.pool_condition
+        known = (
+            None if condition is None else (condition.status, condition.reason, condition.message)
+        )
         if known != ("True", reason, message):
             self._actions.append(build_facts.ReportPool(reason, message))
 
@@ -412,7 +414,9 @@ class _Decider:
         self, build: build_facts.BuildFacts, state: BuildState, reason: str = "", message: str = ""
     ) -> build_facts.BuildFacts:
         """Request a status that differs from the observed one; return the build with it."""
-        before = next(each for each in self._situation.builds if each.name == build.name)
+        before = next(
+            observed for observed in self._situation.builds if observed.name == build.name
+        )
         if (build.state, state) == (BuildState.BUILDING, BuildState.PREPARED):
             state = BuildState.BUILDING
         if state is not before.state and not job_status.can_change_state(before.state, state):
@@ -423,9 +427,11 @@ class _Decider:
         ):  # fmt: skip
             # In place: the deciders of the system parts append to the same list.
             self._actions[:] = [
-                each
-                for each in self._actions
-                if not (isinstance(each, build_facts.SetBuildStatus) and each.build == build.name)
+                action
+                for action in self._actions
+                if not (
+                    isinstance(action, build_facts.SetBuildStatus) and action.build == build.name
+                )
             ]
             self._actions.append(
                 build_facts.SetBuildStatus(
@@ -453,5 +459,5 @@ def find_changed_inputs(wanted: build_facts.WantedBuild, build: build_facts.Buil
 
 def _choose_job(steps: Mapping[str, decide_systems.SystemStep]) -> str:
     """Return the Job to name in the status: the first one that has not ended well."""
-    jobs = [each.facts.job for each in steps.values() if each.facts.job and not each.facts.image]
-    return next(iter(jobs), "") or next((each.facts.job for each in steps.values()), "")
+    jobs = [step.facts.job for step in steps.values() if step.facts.job and not step.facts.image]
+    return next(iter(jobs), "") or next((step.facts.job for step in steps.values()), "")

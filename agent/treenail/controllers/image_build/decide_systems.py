@@ -27,13 +27,15 @@ def find_job_deletions(
 
     ``builds`` are the builds of the MachineOSConfig as they are after the ``actions``.
     """
-    needed = {each for build in builds if not build.has_ended for each in build.share_keys}
+    needed = {
+        share_key for build in builds if not build.has_ended for share_key in build.share_keys
+    }
     needed |= situation.needed_keys
     wanted = situation.wanted
     if wanted is not None and all(build.name != wanted.name for build in builds):
         # The build that takes the Job over is not created yet.
         needed |= wanted.share_keys
-    deleted = {each.job.name for each in actions if isinstance(each, build_facts.DeleteJob)}
+    deleted = {action.job.name for action in actions if isinstance(action, build_facts.DeleteJob)}
     reasons = (
         (job, _find_reason(job, situation.config.name, builds, frozenset(needed)))
         for job in situation.jobs
@@ -78,7 +80,7 @@ def find_build_deletions(
 ) -> tuple[build_facts.DeleteBuild, ...]:
     """Find the oldest ended builds. Images are not deleted with them."""
     kept = {config.current_build, config.pull_spec_build, current}
-    kept |= {each.name for each in actions if isinstance(each, build_facts.DeleteBuild)}
+    kept |= {action.name for action in actions if isinstance(action, build_facts.DeleteBuild)}
     ended = [
         build
         for build in builds
@@ -225,10 +227,10 @@ class SystemDecider:
             if not (_is_counted(job, build) or job.is_deleting or job.is_orphan)
         ]
         if usable:
-            found = min(usable, key=lambda job: job.name)
-            if build.uid not in found.owners:
-                self._actions.append(build_facts.AdoptJob(found, build.name))
-            return self._follow(system, build, replace(facts, job=found.name), found)
+            first = min(usable, key=lambda job: job.name)
+            if build.uid not in first.owners:
+                self._actions.append(build_facts.AdoptJob(first, build.name))
+            return self._follow(system, build, replace(facts, job=first.name), first)
         if any(job.is_running for job in unfinished):
             # It has the name of a Job that failed: only one of a key may run.
             return SystemStep(facts)

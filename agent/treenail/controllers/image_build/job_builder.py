@@ -202,7 +202,7 @@ def _build_pod(
             items: list[decode.Json] = [{"key": LOGIN_KEY, "path": _LOGIN_FILE}]
             secret: decode.Json = {"secretName": login, "items": items, "defaultMode": _MODE}
             volumes.append({"name": f"{kind}-login", "secret": secret})
-    volumes += [_build_entitlement_volume(each) for each in plan.entitlements]
+    volumes += [_build_entitlement_volume(entitlement) for entitlement in plan.entitlements]
     return {
         "restartPolicy": "Never",
         "serviceAccountName": settings.account,
@@ -370,7 +370,7 @@ class JobBuilder:
         )
         if meta.uid != job.uid or meta.is_deleting:
             raise errors.ConflictError(f"Job {job.name} was deleted meanwhile")
-        if any(each.uid == build.metadata.uid for each in meta.owner_references):
+        if any(reference.uid == build.metadata.uid for reference in meta.owner_references):
             return
         owner: decode.Json = {
             "apiVersion": machineosbuild.API_VERSION,
@@ -383,7 +383,10 @@ class JobBuilder:
         body: decode.Json = {
             "metadata": {
                 "resourceVersion": meta.resource_version,
-                "ownerReferences": [*(each.to_json() for each in meta.owner_references), owner],
+                "ownerReferences": [
+                    *(reference.to_json() for reference in meta.owner_references),
+                    owner,
+                ],
             }
         }
         self._client.patch(resources.JOBS, job.name, body, namespace=self._settings.namespace)
@@ -415,8 +418,8 @@ class JobBuilder:
             return
         metadata = decode.Fields.from_json(document, resource.kind).get_object("metadata")
         known = object_meta.ObjectMeta.from_fields(metadata).owner_references
-        if all(each.uid != owner["uid"] for each in known):
-            owners: list[decode.Json] = [*(each.to_json() for each in known), owner]
+        if all(reference.uid != owner["uid"] for reference in known):
+            owners: list[decode.Json] = [*(reference.to_json() for reference in known), owner]
             body = {**document, "metadata": {**metadata.values, "ownerReferences": owners}}
             self._client.update(resource, name, body, namespace=namespace)
 
@@ -479,13 +482,13 @@ class JobBuilder:
             resources.JOBS, namespace=self._settings.namespace, params=params
         )
         for document in listed.items:
-            found = build_objects.ObservedJob.from_json(document).facts
-            is_running = found.state in (
+            job = build_objects.ObservedJob.from_json(document).facts
+            is_running = job.state in (
                 build_facts.JobState.PREPARED,
                 build_facts.JobState.BUILDING,
             )
-            if is_running and owner.uid not in found.owners:
-                raise errors.ConflictError(f"Job {found.name} of the same key runs")
+            if is_running and owner.uid not in job.owners:
+                raise errors.ConflictError(f"Job {job.name} of the same key runs")
 
     def _create_job(self, body: decode.Json, owner: BuildReference) -> None:
         namespace = self._settings.namespace

@@ -47,9 +47,13 @@ MAX_PER_REGISTRY = 3
 Work = Callable[[], build_facts.Answer]
 _GATE_WAIT_S = 300.0
 _MAX_PROBLEMS = 5
-_REFUSALS = frozenset({
-    build_result.BuildReason.PUSH_LOGIN_REFUSED, build_result.BuildReason.PUSH_DENIED, build_result.BuildReason.CERTIFICATE_UNKNOWN,
-})  # fmt: skip
+_REFUSALS = frozenset(
+    {
+        build_result.BuildReason.PUSH_LOGIN_REFUSED,
+        build_result.BuildReason.PUSH_DENIED,
+        build_result.BuildReason.CERTIFICATE_UNKNOWN,
+    }
+)
 T = TypeVar("T")
 
 
@@ -90,7 +94,9 @@ class RegistryRequests:
         """Forget the answers for other builds than these UIDs."""
         with self._lock:
             known = self._answers.get(owner, {})
-            kept = {each: answer for each, answer in known.items() if each.build in builds}
+            kept = {
+                question: answer for question, answer in known.items() if question.build in builds
+            }
             if kept:
                 self._answers[owner] = kept
             else:
@@ -263,13 +269,13 @@ class LayerBuilder:
             login = self._planner.read_base_login(config)
             client = self._connect(place.registry, place.repository, login)
             try:
-                found = client.get_manifest(place.repository, place.reference)
-                for each in architectures:
+                manifest = client.get_manifest(place.repository, place.reference)
+                for architecture in architectures:
                     # By digest: the tag may move meanwhile.
-                    resolve_image(client, place.repository, found.digest, each)
+                    resolve_image(client, place.repository, manifest.digest, architecture)
             finally:
                 client.close()
-            return spec.make_pull_spec(found.digest)
+            return spec.make_pull_spec(manifest.digest)
 
         try:
             image = self._attempt(
@@ -287,9 +293,9 @@ class LayerBuilder:
         count = 0
         try:
             with ExitStack() as stack:
-                for each in plan.systems:
+                for system in plan.systems:
                     source = self._open_source(
-                        stack, (each.architecture, plan.wanted.base_image), plan, config
+                        stack, (system.architecture, plan.wanted.base_image), plan, config
                     )
                     count += sum(layer.size for layer in source.image.layers)
         except errors.TreenailError as error:
@@ -307,16 +313,16 @@ class LayerBuilder:
             login = self._planner.read_push_login(config)
             client = self._connect(spec.registry, spec.repository, login)
             try:
-                found = client.head_manifest(spec.repository, spec.tag)
+                manifest = client.head_manifest(spec.repository, spec.tag)
             finally:
                 client.close()
-            return "" if found is None else spec.make_pull_spec(found.digest)
+            return "" if manifest is None else spec.make_pull_spec(manifest.digest)
 
         try:
-            found = self._attempt(build_result.BuildPhase.PUSH, find)
+            pull_spec = self._attempt(build_result.BuildPhase.PUSH, find)
         except AttemptFailed as error:
             return build_facts.Answer(self._clock.now(), error.failure)
-        return build_facts.Answer(self._clock.now(), pull_spec=found)
+        return build_facts.Answer(self._clock.now(), pull_spec=pull_spec)
 
     def has_complete_image(self, image: str, config: machineosconfig.MachineOSConfig) -> bool:
         """Return whether the registry has an image with all its blobs; raise `AttemptFailed`.
@@ -390,7 +396,9 @@ class LayerBuilder:
 
         layer = self._attempt(build_result.BuildPhase.BUILD, read_layer)
         if layer.problems:
-            shown = "; ".join(f"{each.path}: {each.why}" for each in layer.problems[:_MAX_PROBLEMS])
+            shown = "; ".join(
+                f"{problem.path}: {problem.why}" for problem in layer.problems[:_MAX_PROBLEMS]
+            )
             raise AttemptFailed(
                 build_facts.AttemptFailure(
                     build_result.BuildReason.CONFIG_NOT_BAKEABLE,
@@ -401,9 +409,9 @@ class LayerBuilder:
             sources = [
                 self._attempt(
                     build_result.BuildPhase.FETCH,
-                    partial(self._open_source, stack, each, plan, config),
+                    partial(self._open_source, stack, source, plan, config),
                 )
-                for each in question.sources
+                for source in question.sources
             ]
             pusher = self._attempt(
                 build_result.BuildPhase.PUSH,
@@ -455,8 +463,8 @@ class LayerBuilder:
         def open_place(place: registries.ImageName) -> ImageSource:
             client = self._connect(place.registry, place.repository, login)
             stack.callback(client.close)
-            found = resolve_image(client, place.repository, place.reference, architecture)
-            return ImageSource(client, found)
+            image = resolve_image(client, place.repository, place.reference, architecture)
+            return ImageSource(client, image)
 
         name = registries.ImageName(spec.registry, spec.repository, spec.digest)
         return registries.pull_from_places(
@@ -480,10 +488,10 @@ class LayerBuilder:
             *((digest, replace(question, sources=(source,))) for digest, source in instances),
             (appended.digest, question),
         ]
-        found = [
+        warnings = [
             self._attach_provenance(client, target, digest, part, plan) for digest, part in subjects
         ]
-        return next(filter(None, found), "")
+        return next(filter(None, warnings), "")
 
     def _attach_provenance(
         self,
@@ -594,7 +602,7 @@ class TagResolver:
     def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
         """Return the image by digest: that of its list of manifests, if it is one."""
         try:
-            found = self._resolve(image, architectures, secret)
+            pull_spec = self._resolve(image, architectures, secret)
         except errors.ClusterError as error:
             # The API server, not the registry: retry as an outage.
             reason = build_result.BuildReason.REGISTRY_UNREACHABLE
@@ -602,7 +610,7 @@ class TagResolver:
         except errors.TreenailError as error:
             reason = failures.choose_reason(error, build_result.BuildPhase.FETCH)
             return TagAnswer(self._clock.now(), reason=reason, message=str(error))
-        return TagAnswer(self._clock.now(), found)
+        return TagAnswer(self._clock.now(), pull_spec)
 
     def compute_access_version(self, secret: str) -> str:
         """Return a text that changes with the login and with the CAs."""
@@ -615,9 +623,9 @@ class TagResolver:
         settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
         with settings.open_client(spec.registry, spec.repository, self._clock) as client:
             first, *others = sorted(architectures)
-            found = resolve_image(client, spec.repository, spec.tag, first)
-            digest = found.index_digest or found.digest
-            for each in others:
+            resolved = resolve_image(client, spec.repository, spec.tag, first)
+            digest = resolved.index_digest or resolved.digest
+            for architecture in others:
                 # By digest: the tag may move between two requests.
-                resolve_image(client, spec.repository, digest, each)
+                resolve_image(client, spec.repository, digest, architecture)
         return spec.make_pull_spec(digest)

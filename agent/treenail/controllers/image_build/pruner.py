@@ -89,7 +89,7 @@ class ReferenceReader:
 
     def read(self) -> ImageReferences:
         """Return the present references; raises `ClusterError`, `ConfigError`."""
-        found = ImageReferences()
+        references = ImageReferences()
         configs: set[str] = set()
         for resource in _LISTED:
             for document in self._iter_objects(resource):
@@ -98,16 +98,16 @@ class ReferenceReader:
                 )
                 name = f"{resource.kind} {meta.name}"
                 for digest, why in collect_references([(name, _strip_marks(document))]).items():
-                    found.digests.setdefault(digest, why)
+                    references.digests.setdefault(digest, why)
                 configs |= _find_configs(resource, document, meta)
                 if resource is resources.MACHINEOSBUILDS:
-                    _add_build(found, machineosbuild.MachineOSBuild.from_json(document))
+                    _add_build(references, machineosbuild.MachineOSBuild.from_json(document))
                 if resource is resources.MACHINEOSCONFIGS:
                     image = machineosconfig.MachineOSConfig.from_json(document).pull_spec
-                    found.current[meta.name] = image.partition("@")[2]
+                    references.current[meta.name] = image.partition("@")[2]
         for name in sorted(filter(None, configs)):
-            self._add_config(found, name)
-        return found
+            self._add_config(references, name)
+        return references
 
     def _iter_objects(self, resource: resources.Resource) -> Iterator[decode.Json]:
         try:
@@ -118,7 +118,7 @@ class ReferenceReader:
             if resource not in _OPTIONAL:
                 raise
 
-    def _add_config(self, found: ImageReferences, name: str) -> None:
+    def _add_config(self, references: ImageReferences, name: str) -> None:
         try:
             rendered = self._reader.read_rendered_facts(name)
         except NotFoundError:
@@ -126,18 +126,18 @@ class ReferenceReader:
             return
         images = [rendered.base_image, rendered.extensions_image]
         for digest, why in collect_references([(f"MachineConfig {name}", images)]).items():
-            found.digests.setdefault(digest, why)
+            references.digests.setdefault(digest, why)
 
 
-def _add_build(found: ImageReferences, build: machineosbuild.MachineOSBuild) -> None:
+def _add_build(references: ImageReferences, build: machineosbuild.MachineOSBuild) -> None:
     name = f"MachineOSBuild {build.name}"
-    found.tags[build.name] = name
+    references.tags[build.name] = name
     for system in build_objects.read_systems(build).values():
         if system.content_key:
-            found.tags[build_objects.make_system_tag(system.content_key)] = name
+            references.tags[build_objects.make_system_tag(system.content_key)] = name
     if build.state is machineosbuild.BuildState.SUCCEEDED:
         digest = build.pull_spec.partition("@")[2]
-        found.succeeded.setdefault(build.image_config, set()).add(digest)
+        references.succeeded.setdefault(build.image_config, set()).add(digest)
 
 
 def _strip_marks(document: decode.Json) -> Mapping[str, object]:
@@ -159,7 +159,7 @@ def _find_configs(
     if resource is resources.MACHINECONFIGPOOLS:
         fields = decode.Fields.from_json(document, resource.kind)
         parts = (fields.get_object("spec"), fields.get_object("status"))
-        return {each.get_object("configuration").get_text("name") for each in parts}
+        return {part.get_object("configuration").get_text("name") for part in parts}
     return set()
 
 
@@ -262,8 +262,8 @@ class ImagePruner:
         gone: frozenset[str] = frozenset()
         try:
             by_repository: dict[str, list[build_objects.PushedImage]] = {}
-            for each in candidates:
-                by_repository.setdefault(each.image.partition("@")[0], []).append(each)
+            for candidate in candidates:
+                by_repository.setdefault(candidate.image.partition("@")[0], []).append(candidate)
             for images in by_repository.values():
                 gone |= self._prune_repository(config, images)
         except TreenailError as error:
@@ -300,18 +300,18 @@ class ImagePruner:
         config: machineosconfig.MachineOSConfig,
         images: Sequence[build_objects.PushedImage],
     ) -> frozenset[str]:
-        by_digest = {each.spec.digest: each for each in images}
+        by_digest = {image.spec.digest: image for image in images}
         with self._lock:
             cache = self._get_state(config.name).cache
         if len(cache) > _CACHE_LIMIT:
             cache.clear()
         check_time = make_time_check(self._clock, PASS_S)
         stored = read_candidates(client, repository, by_digest, cache, check_time)
-        present = {each.digest for each in stored}
+        present = {image.digest for image in stored}
         # As late as possible: a reference that appears meanwhile must count.
-        found = self._references.read()
-        references = _protect_tags(found, images)
-        previous = _find_previous(found, config, images)
+        present_references = self._references.read()
+        references = _protect_tags(present_references, images)
+        previous = _find_previous(present_references, config, images)
         plan = plan_pruning(stored, references, previous)
         result = delete_images(
             client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
@@ -366,36 +366,40 @@ def read_candidates(
 ) -> tuple[StoredImage, ...]:
     """Return all images; only candidates count as treenail's."""
     tagged = read_stored_images(client, repository, cache, check_time)
-    found = {each.digest: replace(each, build="") for each in tagged}
+    images = {stored.digest: replace(stored, build="") for stored in tagged}
     for digest, image in candidates.items():
-        if digest in found:
-            found[digest] = replace(found[digest], build=image.tag)
-            for instance in found[digest].instances:
+        if digest in images:
+            images[digest] = replace(images[digest], build=image.tag)
+            for instance in images[digest].instances:
                 # Only lists name them; the plan keeps those of lists that stay.
-                if instance in found:
-                    found[instance] = replace(found[instance], build=image.tag)
+                if instance in images:
+                    images[instance] = replace(images[instance], build=image.tag)
         elif client.head_manifest(repository, digest) is not None:
             # Its tag names a newer image.
-            found[digest] = StoredImage(digest, build=image.tag)
-    return tuple(found.values())
+            images[digest] = StoredImage(digest, build=image.tag)
+    return tuple(images.values())
 
 
 def _protect_tags(
-    found: ImageReferences, images: Sequence[build_objects.PushedImage]
+    references: ImageReferences, images: Sequence[build_objects.PushedImage]
 ) -> Mapping[str, str]:
     """Return the references by digest; builds refer to the tags that they push, too."""
-    by_tag = {each.spec.digest: found.tags[each.tag] for each in images if each.tag in found.tags}
-    return {**by_tag, **found.digests}
+    by_tag = {
+        image.spec.digest: references.tags[image.tag]
+        for image in images
+        if image.tag in references.tags
+    }
+    return {**by_tag, **references.digests}
 
 
 def _find_previous(
-    found: ImageReferences,
+    references: ImageReferences,
     config: machineosconfig.MachineOSConfig,
     images: Sequence[build_objects.PushedImage],
 ) -> list[str]:
     """Return the image before the present one, unless a build names one."""
-    current = found.current.get(config.name, "")
-    if found.succeeded.get(config.name, set()) - {current}:
+    current = references.current.get(config.name, "")
+    if references.succeeded.get(config.name, set()) - {current}:
         return []
-    complete = [each.spec.digest for each in images if each.is_complete]
-    return [each for each in complete if each != current][-1:]
+    complete = [image.spec.digest for image in images if image.is_complete]
+    return [digest for digest in complete if digest != current][-1:]

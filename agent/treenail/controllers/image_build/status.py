@@ -10,15 +10,22 @@ from treenail.controllers.image_build import build_facts
 from treenail.image import build_result
 from treenail.image.inputs.checks import InputReason
 
-_WITH_OUTPUT = frozenset({
-    build_result.BuildReason.INSTRUCTION_FAILED, build_result.BuildReason.DISK_FULL, build_result.BuildReason.OUT_OF_MEMORY,
-    build_result.BuildReason.DEADLINE_EXCEEDED,
-})  # fmt: skip
+_WITH_OUTPUT = frozenset(
+    {
+        build_result.BuildReason.INSTRUCTION_FAILED,
+        build_result.BuildReason.DISK_FULL,
+        build_result.BuildReason.OUT_OF_MEMORY,
+        build_result.BuildReason.DEADLINE_EXCEEDED,
+    }
+)
 # A change of the inputs that the remedy names begins another build.
-_ENDED_BY_CHANGE = frozenset({
-    build_result.BuildReason.CONTAINERFILE_INVALID, build_result.BuildReason.INSTRUCTION_FAILED,
-    build_result.BuildReason.CONFIG_NOT_BAKEABLE,
-})  # fmt: skip
+_ENDED_BY_CHANGE = frozenset(
+    {
+        build_result.BuildReason.CONTAINERFILE_INVALID,
+        build_result.BuildReason.INSTRUCTION_FAILED,
+        build_result.BuildReason.CONFIG_NOT_BAKEABLE,
+    }
+)
 IMAGES_PRUNED = "ImagesPruned"
 """Condition of a MachineOSConfig whose registry refused to delete images."""
 _PRUNE_REMEDY = (
@@ -207,7 +214,7 @@ def make_prune_condition(
     """
     if problem is None:
         return None
-    known = next((each for each in present if each.type == IMAGES_PRUNED), None)
+    known = next((condition for condition in present if condition.type == IMAGES_PRUNED), None)
     if not problem:
         if known is None or known.status == "True":
             return None

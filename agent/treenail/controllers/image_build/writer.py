@@ -115,9 +115,9 @@ def compute_build_tables(
         number += 1
         active.values[(config.pool,)] = float(running.get(config.name, 0))
         current = builds.get(config.current_build)
-        for each in STATES:
-            is_current = current is not None and current.state is each
-            state.values[(config.pool, each.value)] = float(is_current)
+        for build_state in STATES:
+            is_current = current is not None and current.state is build_state
+            state.values[(config.pool, build_state.value)] = float(is_current)
         for table, text in ((begin, current and current.start), (end, current and current.end)):
             at = clocks.parse_rfc3339(text) if text else None
             if at is not None:
@@ -235,48 +235,50 @@ class BuildWriter:
         self._builds = builds
         self._namespace = namespace
 
-    def execute(self, action: ObjectAction, found: CachedObjects) -> None:
+    def execute(self, action: ObjectAction, objects: CachedObjects) -> None:
         """Execute one action; raise `ClusterError`."""
         match action:
             case build_facts.CreateBuild():
-                self._create_build(action, found)
+                self._create_build(action, objects)
             case build_facts.DeleteBuild(name, uid, why):
                 # Before the deletion: afterwards nothing says that the images are treenail's.
-                deleted = [each for each in found.builds.values() if each.name == name]
+                deleted = [build for build in objects.builds.values() if build.name == name]
                 self.record_images(
-                    found.config, build_objects.find_unrecorded_images(found.config, deleted)
+                    objects.config, build_objects.find_unrecorded_images(objects.config, deleted)
                 )
                 self._delete_build(name, uid, why)
             case build_facts.SetCurrentBuild(build):
-                self._annotate_config(found.config, {key.CURRENT_BUILD: build})
+                self._annotate_config(objects.config, {key.CURRENT_BUILD: build})
             case build_facts.AcceptRebuild(uid):
-                self._annotate_config(found.config, {key.REBUILD: None, key.REBUILD_OF: uid})
+                self._annotate_config(objects.config, {key.REBUILD: None, key.REBUILD_OF: uid})
             case build_facts.FinishRebuild():
-                self._annotate_config(found.config, {key.REBUILD_OF: None})
+                self._annotate_config(objects.config, {key.REBUILD_OF: None})
             case build_facts.SetReport(build, report):
                 note: decode.Json = {key.BUILD_REPORT: build_objects.encode_report(report)}
-                self._patch_build(found.builds[build], {"metadata": {"annotations": note}})
+                self._patch_build(objects.builds[build], {"metadata": {"annotations": note}})
             case build_facts.SetSystems(build, systems):
                 system_notes: decode.Json = {**build_objects.encode_systems(systems)}
-                self._patch_build(found.builds[build], {"metadata": {"annotations": system_notes}})
+                self._patch_build(
+                    objects.builds[build], {"metadata": {"annotations": system_notes}}
+                )
             case build_facts.SetBuildStatus():
-                self._set_build_status(action, found.builds[action.build])
+                self._set_build_status(action, objects.builds[action.build])
             case build_facts.SetConfigStatus():
-                self._set_config_status(action, found.config)
+                self._set_config_status(action, objects.config)
             case build_facts.ReportPool(reason, message):
-                if found.pool is not None:
-                    self._report_pool(found.pool, reason, message)
+                if objects.pool is not None:
+                    self._report_pool(objects.pool, reason, message)
 
     def record_base(self, config: machineosconfig.MachineOSConfig, text: str) -> None:
         """Store how the tag of the base image was resolved; an empty text removes the record."""
         self._annotate_config(config, {key.RESOLVED_BASE: text or None})
         log.info("recorded the base image of %s: %s", config.name, text or "none")
 
-    def _create_build(self, action: build_facts.CreateBuild, found: CachedObjects) -> None:
+    def _create_build(self, action: build_facts.CreateBuild, objects: CachedObjects) -> None:
         wanted = action.wanted
         body = build_objects.make_build_object(
             wanted,
-            found.config,
+            objects.config,
             rebuild_of=action.rebuild_of,
             previous_failure=action.previous_failure,
         )
@@ -294,7 +296,9 @@ class BuildWriter:
     def forget_images(self, config: machineosconfig.MachineOSConfig, gone: frozenset[str]) -> None:
         """Remove images that the registry no longer has from the annotation."""
         known = build_objects.read_pushed_images(config)
-        self._write_pushed(config, known, tuple(each for each in known if each.image not in gone))
+        self._write_pushed(
+            config, known, tuple(image for image in known if image.image not in gone)
+        )
 
     def record_images(
         self, config: machineosconfig.MachineOSConfig, images: Iterable[build_objects.PushedImage]
@@ -352,8 +356,8 @@ class BuildWriter:
         now = clocks.format_rfc3339(self._clock.now())
         status: decode.Json = {
             "conditions": [
-                each.to_json()
-                for each in object_meta.merge_conditions(
+                condition.to_json()
+                for condition in object_meta.merge_conditions(
                     build.conditions,
                     compute_build_conditions(action.state, action.reason, action.message),
                     now=now,
@@ -386,7 +390,7 @@ class BuildWriter:
         conditions = object_meta.merge_conditions(config.conditions, action.conditions, now=now)
         status: decode.Json = {
             "observedGeneration": max(config.metadata.generation, config.observed_generation),
-            "conditions": [each.to_json() for each in conditions],
+            "conditions": [condition.to_json() for condition in conditions],
         }
         if action.pull_spec:
             status["currentImagePullSpec"] = action.pull_spec
@@ -412,7 +416,7 @@ class BuildWriter:
         body: decode.Json = {
             # A merge patch replaces the whole list, so it must fail if another writer changed it.
             "metadata": {"resourceVersion": pool.metadata.resource_version},
-            "status": {"conditions": [each.to_json() for each in conditions]},
+            "status": {"conditions": [condition.to_json() for condition in conditions]},
         }
         self._client.patch(resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status")
         log.warning("pool %s: %s", pool.name, message)
