@@ -137,9 +137,9 @@ def find_blocking_budget(
     selector = fields.get_object("spec").values.get("selector")
     nodes = set()
     for pod in pods:
-        found = decode.Fields.from_json(pod, "Pod")
-        labels = found.get_object("metadata").get_text_map("labels")
-        node = found.get_object("spec").get_text("nodeName")
+        pod_fields = decode.Fields.from_json(pod, "Pod")
+        labels = pod_fields.get_object("metadata").get_text_map("labels")
+        node = pod_fields.get_object("spec").get_text("nodeName")
         if node and label_selector.matches_selector(selector, labels):
             nodes.add(node)
     return (

@@ -57,8 +57,8 @@ class ExpectedNodes:
     def confirm_target(self, name: str) -> None:
         """Note that the write happened."""
         with self._lock:
-            if (found := self._by_node.get(name)) is not None:
-                self._by_node[name] = replace(found, is_confirmed=True)
+            if (expected := self._by_node.get(name)) is not None:
+                self._by_node[name] = replace(expected, is_confirmed=True)
 
     def note_conflict(self, name: str) -> bool:
         """Note a conflict; return True if the same write had one before.
@@ -68,10 +68,10 @@ class ExpectedNodes:
         webhook or a proxy may answer 409 although nothing changed.
         """
         with self._lock:
-            if (found := self._by_node.get(name)) is None:
+            if (expected := self._by_node.get(name)) is None:
                 return False
-            self._by_node[name] = replace(found, has_conflict=True)
-            return found.has_conflict
+            self._by_node[name] = replace(expected, has_conflict=True)
+            return expected.has_conflict
 
     def forget_target(self, name: str) -> None:
         """Forget a write that the API server rejected."""
@@ -93,10 +93,10 @@ class ExpectedNodes:
         written = {}
         with self._lock:
             for node in overlaid if self._by_node else ():
-                if (found := self._by_node.get(node.name)) is None:
+                if (expected := self._by_node.get(node.name)) is None:
                     continue
-                if found.resource_version == node.resource_version:
-                    written[node.name] = (found.target, found.assigned_at)
+                if expected.resource_version == node.resource_version:
+                    written[node.name] = (expected.target, expected.assigned_at)
                 else:
                     del self._by_node[node.name]
         return node_facts.overlay_written(overlaid, written) if written else overlaid
@@ -109,8 +109,8 @@ class ExpectedNodes:
             return tuple(
                 node
                 for node in nodes
-                if (found := self._by_node.get(node.name)) is not None
-                and (found.is_confirmed, found.target) == (False, target)
+                if (expected := self._by_node.get(node.name)) is not None
+                and (expected.is_confirmed, expected.target) == (False, target)
             )
 
     def forget_node(self, name: str) -> None:
@@ -125,15 +125,15 @@ class ExpectedNodes:
         with self._lock:
             if not self._prestage_by_node:
                 return nodes
-            found = []
+            overlaid = []
             for node in nodes:
                 version, target = self._prestage_by_node.get(node.name, ("", None))
                 if version == node.resource_version:
-                    found.append(replace(node, prestage_target=target))
+                    overlaid.append(replace(node, prestage_target=target))
                 else:
                     self._prestage_by_node.pop(node.name, None)
-                    found.append(node)
-        return tuple(found)
+                    overlaid.append(node)
+        return tuple(overlaid)
 
 
 class ExpectedPools:

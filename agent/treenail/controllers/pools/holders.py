@@ -72,16 +72,16 @@ def describe_holder(node: node_facts.NodeFacts, now: float) -> SlotHolder:
 
 def format_holders(holders: Sequence[SlotHolder]) -> str:
     """Format the first holders, and count the others; the unexpected ones come first."""
-    found = sorted(holders, key=lambda holder: holder.is_expected)
-    named = ", ".join(f"{each.name} ({each.reason})" for each in found[:_MAX_NAMED_NODES])
-    more = len(found) - _MAX_NAMED_NODES
+    ordered = sorted(holders, key=lambda holder: holder.is_expected)
+    named = ", ".join(f"{holder.name} ({holder.reason})" for holder in ordered[:_MAX_NAMED_NODES])
+    more = len(ordered) - _MAX_NAMED_NODES
     return f"{named} and {more} more" if more > 0 else named
 
 
 def format_unexpected(holders: Iterable[SlotHolder]) -> str:
     """Format the holders that need attention; empty without any."""
-    found = [each for each in holders if not each.is_expected]
-    return f"waiting for {format_holders(found)}" if found else ""
+    unexpected = [holder for holder in holders if not holder.is_expected]
+    return f"waiting for {format_holders(unexpected)}" if unexpected else ""
 
 
 def check_progress(
@@ -117,7 +117,8 @@ def check_progress(
     if not late:
         return StallCheck(record, is_moving=not is_blocked, recheck_s=min(waits, default=None))
     named = format_holders([describe_holder(node, now) for node in late])
-    message = f"no progress for more than {rollout_record.format_limit(deadline_s)} (progressDeadline): {named}"
+    limit = rollout_record.format_limit(deadline_s)
+    message = f"no progress for more than {limit} (progressDeadline): {named}"
     is_moving = len(late) < len(updating)
     return StallCheck(record, message, is_moving, min((s for s in waits if s > 0), default=None))
 

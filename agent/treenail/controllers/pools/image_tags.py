@@ -68,19 +68,19 @@ class TagRecord:
         )
 
     def to_json(self) -> decode.Json:
-        found: decode.Json = {
+        document: decode.Json = {
             "tag": self.tag,
             "image": self.image,
             "resolvedAt": self.resolved_at,
             "earlier": list(self.earlier),
         }
         if self.revision:
-            found["revision"] = self.revision
+            document["revision"] = self.revision
         if self.is_for_rebuild:
-            found["forRebuild"] = True
+            document["forRebuild"] = True
         if self.problem is not None:
-            found |= {"reason": self.problem.reason, "message": self.problem.message}
-        return found
+            document |= {"reason": self.problem.reason, "message": self.problem.message}
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +242,14 @@ class _TagDecider:
             problem = self._describe_failure(answer)
             retried = self._retry(question, answer, problem)
             return replace(retried, problem=problem)
-        found = TagRecord(
+        record = TagRecord(
             self._facts.tag,
             answer.image,
             clocks.format_rfc3339(answer.at),
             revision=question.revision,
             is_for_rebuild=self._facts.rebuild_requested,
         )
-        return TagDecision(write=found)
+        return TagDecision(write=record)
 
     def _resolve_for_rebuild(self, record: TagRecord, question: TagQuestion) -> TagDecision:
         """Follow the tag wherever it is. A tag that is gone does not block the rebuild."""
@@ -274,13 +274,13 @@ class _TagDecider:
             # Also of an answer from an earlier window.
             return TagDecision(question=question, condition=condition)
         if answer.reason is not None:
-            found = replace(record, problem=self._describe_failure(answer, record.image))
+            updated = replace(record, problem=self._describe_failure(answer, record.image))
         elif answer.image in record.earlier:
-            found = replace(record, problem=self._describe_move_back(record, answer.image))
+            updated = replace(record, problem=self._describe_move_back(record, answer.image))
         else:
-            found = _follow(record, answer)
-        if found != record:
-            return TagDecision(write=found)
+            updated = _follow(record, answer)
+        if updated != record:
+            return TagDecision(write=updated)
         delay = answer.at + CHECK_INTERVAL_S - self._now
         return TagDecision(condition=condition, requeue_after_s=delay)
 

@@ -121,12 +121,12 @@ def parse_window(fields: decode.Fields, duration_s: float | None) -> Maintenance
 
 def _parse_start(fields: decode.Fields) -> time:
     start = fields.get_required_text("start")
-    found = _START.fullmatch(start)
-    if found is None:
+    match = _START.fullmatch(start)
+    if match is None:
         raise fields.error(
             f"{fields.path_of('start')}: expected a time such as 01:30, found {start!r:.40}"
         )
-    return time(int(found[1]), int(found[2]))
+    return time(int(match[1]), int(match[2]))
 
 
 def _parse_zone(fields: decode.Fields) -> ZoneInfo:

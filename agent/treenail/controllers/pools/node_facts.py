@@ -340,7 +340,7 @@ def _overlay_node(node: NodeFacts, target: RolloutTarget, assigned_at: float) ->
 
 def _has_target(annotations: Mapping[str, str], image_key: str) -> bool:
     config = annotations.get(key.CURRENT_CONFIG, "")
-    images = [annotations.get(each) for each in (key.IMAGE_SPELLINGS[image_key], image_key)]
+    images = [annotations.get(spelling) for spelling in (key.IMAGE_SPELLINGS[image_key], image_key)]
     return config == annotations.get(key.DESIRED_CONFIG) != "" and images[0] == images[1]
 
 
@@ -366,7 +366,7 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
         if not blocked:
             return ""
         pod = blocked[0].get_text("pod")
-        budgets = [each.get_text("name") for each in blocked[0].iter_objects("budgets")]
+        budgets = [budget.get_text("name") for budget in blocked[0].iter_objects("budgets")]
         more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
         message = blocked[0].get_text("message")[:_BLOCKER_CHARS]
     except errors.ConfigError:
@@ -378,7 +378,9 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
 
 
 def _find_pressure(conditions: Iterable[object_meta.Condition]) -> object_meta.Condition | None:
-    unhealthy = {each.type: each for each in conditions if not _is_healthy(each)}
+    unhealthy = {
+        condition.type: condition for condition in conditions if not _is_healthy(condition)
+    }
     return None if "Ready" in unhealthy else unhealthy.get(min(unhealthy, default=""))
 
 
@@ -410,9 +412,9 @@ class NodeReport:
         fields = decode.Fields.from_json(document, "MachineConfigNode")
         status = fields.get_object("status")
         true = {
-            found.type: found
-            for found in status.map_objects("conditions", object_meta.Condition.from_fields)
-            if found.status == "True"
+            condition.type: condition
+            for condition in status.map_objects("conditions", object_meta.Condition.from_fields)
+            if condition.status == "True"
         }
         degraded = true.get(machineconfignode.ConditionType.NODE_DEGRADED)
         return cls(

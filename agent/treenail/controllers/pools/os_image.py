@@ -91,14 +91,14 @@ def decide_pool_tag(
     """
     tag, state = pool.os_image_tag, read_tag_state(pool)
     if tag is None:
-        has_condition = any(each.type == TAG_RESOLVED for each in pool.conditions)
+        has_condition = any(condition.type == TAG_RESOLVED for condition in pool.conditions)
         return PoolTagDecision(
             status={} if pool.status.get(TAG_STATUS) else None,
             # A merge keeps the conditions of other writers, so it cannot remove one.
             condition=_NO_TAG if has_condition else None,
         )
     window = maintenance_windows.find_window_state(windows, now)
-    found = image_tags.decide_tag(
+    decision = image_tags.decide_tag(
         image_tags.TagFacts(
             tag.name,
             state.record,
@@ -112,20 +112,20 @@ def decide_pool_tag(
         now,
         _make_texts(pool.name),
     )
-    if found.write is not None:
-        change = image_tags.find_tag_change(state.record, found.write)
-        return PoolTagDecision(found.write.to_json(), change)
-    delay = found.requeue_after_s
-    if found.is_waiting or found.problem is not None:
+    if decision.write is not None:
+        change = image_tags.find_tag_change(state.record, decision.write)
+        return PoolTagDecision(decision.write.to_json(), change)
+    delay = decision.requeue_after_s
+    if decision.is_waiting or decision.problem is not None:
         delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
-    if found.problem is not None and found.problem != state.problem:
-        problem = found.problem
+    if decision.problem is not None and decision.problem != state.problem:
+        problem = decision.problem
         return PoolTagDecision(
             {"tag": tag.name, "reason": problem.reason, "message": problem.message},
             image_tags.TagChange(problem.reason, problem.message, is_warning=True),
         )
     return PoolTagDecision(
-        question=found.question, condition=found.condition, requeue_after_s=delay
+        question=decision.question, condition=decision.condition, requeue_after_s=delay
     )
 
 
@@ -248,9 +248,9 @@ def find_pool_build(
     if config is None:
         return NO_BUILD
     target = pool.configuration.name
-    own = [each for each in builds if (each.image_config, each.config) == (config.name, target)]
-    named = next((each for each in own if each.name == config.current_build), None)
-    newest = max(own, key=lambda each: (each.created, each.name), default=None)
+    own = [build for build in builds if (build.image_config, build.config) == (config.name, target)]
+    named = next((build for build in own if build.name == config.current_build), None)
+    newest = max(own, key=lambda build: (build.created, build.name), default=None)
     return PoolBuild(config, named or newest)
 
 
@@ -261,29 +261,33 @@ def find_pool_owner(
 
     A new MachineOSConfig has the name of its pool; only older ones may have another.
     """
-    own = (each for each in configs if each.pool == pool)
-    return min(own, key=lambda each: (each.name != pool, each.created, each.name), default=None)
+    own = (config for config in configs if config.pool == pool)
+    return min(
+        own, key=lambda config: (config.name != pool, config.created, config.name), default=None
+    )
 
 
-def decide_pool_image(pool: machineconfigpool.MachineConfigPool, found: PoolBuild) -> GateVerdict:
+def decide_pool_image(
+    pool: machineconfigpool.MachineConfigPool, pool_build: PoolBuild
+) -> GateVerdict:
     """Return the target of the pool, from a build if a MachineOSConfig requests one.
 
     Raises `ConfigError` when the image in the spec of the pool is invalid.
     """
-    if found.config is None:
+    if pool_build.config is None:
         return read_pool_target(pool)
     if pool.os_image is not None or pool.os_image_tag is not None:
         field = "osImageTag" if pool.os_image is None else "osImage"
         return GateBlocked(
             f"pool {pool.name} names an image in spec.{field}, and MachineOSConfig "
-            f"{found.config.name} builds one for it; remove one of the two: kubectl patch mcp "
+            f"{pool_build.config.name} builds one for it; remove one of the two: kubectl patch mcp "
             f'{pool.name} --type=json -p \'[{{"op": "remove", "path": "/spec/{field}"}}]\', '
-            f"or kubectl delete machineosconfig {found.config.name}",
+            f"or kubectl delete machineosconfig {pool_build.config.name}",
             "InvalidConfiguration",
         )
-    if found.build is None and found.config.problem:
-        return GateBlocked(found.config.problem, "ImageBuildDegraded")
-    return decide_built_image(pool, found.config, found.build)
+    if pool_build.build is None and pool_build.config.problem:
+        return GateBlocked(pool_build.config.problem, "ImageBuildDegraded")
+    return decide_built_image(pool, pool_build.config, pool_build.build)
 
 
 def decide_built_image(

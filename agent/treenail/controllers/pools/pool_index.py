@@ -34,7 +34,7 @@ class SelectedPools:
                 self._pools[name] = pool
             if before and pool and before.selection_key == pool.selection_key:
                 return False
-            self._by_label = _group_by_label(each.pool for each in self._pools.values())
+            self._by_label = _group_by_label(observed.pool for observed in self._pools.values())
             return before is not None or pool is not None
 
     def find(self, name: str) -> pool_membership.ObservedPool | None:
@@ -50,18 +50,18 @@ class SelectedPools:
     def find_unreadable(self) -> tuple[str, ...]:
         """Return the names of the pools with an invalid spec, sorted."""
         with self._lock:
-            return tuple(sorted(name for name, each in self._pools.items() if each.error))
+            return tuple(sorted(name for name, observed in self._pools.items() if observed.error))
 
     def find_candidates(self, labels: Mapping[str, str]) -> list[MachineConfigPool]:
         """Return the pools that may select a node with these labels."""
         with self._lock:
-            found = [pool for label in labels for pool in self._by_label.get(label, ())]
-            return found + self._by_label.get(_ANY_LABEL, [])
+            labelled = [pool for label in labels for pool in self._by_label.get(label, ())]
+            return labelled + self._by_label.get(_ANY_LABEL, [])
 
     def find_primary(self, node: str, labels: Mapping[str, str]) -> str | None:
         """Return the pool that determines the config of a node; None without exactly one."""
-        found = pool_membership.try_find_membership(node, labels, self.find_candidates(labels))
-        return found.primary if isinstance(found, pool_membership.Membership) else None
+        membership = pool_membership.try_find_membership(node, labels, self.find_candidates(labels))
+        return membership.primary if isinstance(membership, pool_membership.Membership) else None
 
 
 def _group_by_label(pools: Iterable[MachineConfigPool]) -> dict[str, list[MachineConfigPool]]:
@@ -148,7 +148,7 @@ class PoolIndex:
                 self._assign_all()
             nodes = tuple(self._iter_nodes(name))
             errors = sorted(self._failed.get(name, {}).items())
-            unreadable = tuple(each for each in self._pools.find_unreadable() if each != name)
+            unreadable = tuple(other for other in self._pools.find_unreadable() if other != name)
             return pool_membership.PoolSnapshot(
                 observed, nodes, tuple(error for _node, error in errors), unreadable
             )
@@ -175,27 +175,27 @@ class PoolIndex:
         self._remove_membership(name)
         labels = self._labels[name]
         candidates = self._pools.find_candidates(labels)
-        found = pool_membership.try_find_membership(name, labels, candidates)
-        self._memberships[name] = found
-        if isinstance(found, pool_membership.Membership):
-            self._members.setdefault(found.primary, set()).add(name)
-        elif found is not None:
+        membership = pool_membership.try_find_membership(name, labels, candidates)
+        self._memberships[name] = membership
+        if isinstance(membership, pool_membership.Membership):
+            self._members.setdefault(membership.primary, set()).add(name)
+        elif membership is not None:
             for pool in pool_membership.find_selecting_pools(labels, candidates):
-                self._failed.setdefault(pool, {})[name] = found
+                self._failed.setdefault(pool, {})[name] = membership
 
     def _remove_membership(self, name: str) -> None:
-        found = self._memberships.pop(name, None)
-        if isinstance(found, pool_membership.Membership):
-            self._members[found.primary].discard(name)
-        elif found is not None:
+        membership = self._memberships.pop(name, None)
+        if isinstance(membership, pool_membership.Membership):
+            self._members[membership.primary].discard(name)
+        elif membership is not None:
             for failed in self._failed.values():
                 failed.pop(name, None)
 
     def _find_pools(self, name: str) -> frozenset[str]:
         """Return the pools to reconcile when the node changes."""
         match self._memberships.get(name):
-            case pool_membership.Membership() as found:
-                return frozenset(found.pools)
+            case pool_membership.Membership() as membership:
+                return frozenset(membership.pools)
             case ConfigError():
                 labels = self._labels.get(name, _NO_LABELS)
                 return frozenset(

@@ -175,7 +175,7 @@ class ClusterSnapshot:
         return PoolSnapshot(
             observed,
             self.members.get(pool, ()),
-            tuple(each.error for each in self.disputed.get(pool, ())),
+            tuple(node.error for node in self.disputed.get(pool, ())),
             tuple(unreadable),
         )
 
@@ -189,8 +189,8 @@ def group_nodes(
     disputed: dict[str, list[DisputedNode]] = {}
     for name, node in sorted(nodes.items(), key=_get_name):
         match try_find_membership(name, node.labels, readable):
-            case Membership() as found:
-                members.setdefault(found.primary, []).append(node)
+            case Membership() as membership:
+                members.setdefault(membership.primary, []).append(node)
             case ConfigError() as error:
                 for pool in find_selecting_pools(node.labels, readable):
                     disputed.setdefault(pool, []).append(DisputedNode(node, error))
@@ -198,8 +198,8 @@ def group_nodes(
                 pass
     return ClusterSnapshot(
         pools,
-        {pool: tuple(found) for pool, found in members.items()},
-        {pool: tuple(found) for pool, found in disputed.items()},
+        {pool: tuple(group) for pool, group in members.items()},
+        {pool: tuple(group) for pool, group in disputed.items()},
     )
 
 

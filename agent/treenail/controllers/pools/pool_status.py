@@ -352,7 +352,9 @@ def _compute_updating(status_input: PoolStatusInput, *, is_complete: bool) -> ob
 
 def _was_degraded(pool: machineconfigpool.MachineConfigPool) -> bool:
     kinds = (RENDER_DEGRADED, NODE_DEGRADED, PINNED_IMAGE_SETS_DEGRADED)
-    return any(found.type in kinds and found.status == "True" for found in pool.conditions)
+    return any(
+        condition.type in kinds and condition.status == "True" for condition in pool.conditions
+    )
 
 
 def _compute_node_degraded(
@@ -398,9 +400,9 @@ def _compute_degraded(
         (RENDER_DEGRADED, "The configuration cannot be rendered"),
         (PINNED_IMAGE_SETS_DEGRADED, "The pinned images cannot be pulled"),
     ):
-        found = conditions.get(kind)
-        if found is not None and found.status == "True":
-            message = default if kind == IMAGE_BUILD_DEGRADED else found.message or default
+        condition = conditions.get(kind)
+        if condition is not None and condition.status == "True":
+            message = default if kind == IMAGE_BUILD_DEGRADED else condition.message or default
             return object_meta.Condition(DEGRADED, "True", kind, message)
     return object_meta.Condition(DEGRADED, "False", "AsExpected")
 
@@ -482,25 +484,33 @@ def find_new_problems(
     pool: machineconfigpool.MachineConfigPool, written: PoolStatus
 ) -> list[object_meta.Condition]:
     """Return the conditions that report a problem which is new or has another message."""
-    before = [(each.type, each.status, each.message) for each in pool.conditions]
+    before = [
+        (condition.type, condition.status, condition.message) for condition in pool.conditions
+    ]
     return [
-        each
-        for each in written.conditions
-        if (each.type == DEGRADED or (each.type, each.reason) == (STALLED, PROGRESS_DEADLINE))
-        and each.status == "True"
-        and (each.type, each.status, each.message) not in before
+        condition
+        for condition in written.conditions
+        if (
+            condition.type == DEGRADED
+            or (condition.type, condition.reason) == (STALLED, PROGRESS_DEADLINE)
+        )
+        and condition.status == "True"
+        and (condition.type, condition.status, condition.message) not in before
     ]
 
 
 def _strip_estimate(status: PoolStatus) -> PoolStatus:
     conditions = tuple(
-        replace(found, message=_ESTIMATE.sub("", found.message)) for found in status.conditions
+        replace(condition, message=_ESTIMATE.sub("", condition.message))
+        for condition in status.conditions
     )
     return replace(status, conditions=conditions)
 
 
 def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
-    states = [(found.type, found.status, found.reason) for found in status.conditions]
+    states = [
+        (condition.type, condition.status, condition.reason) for condition in status.conditions
+    ]
     return (
         states,
         status.configuration,
@@ -510,7 +520,7 @@ def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
 
 
 def _find_degraded_messages(conditions: tuple[object_meta.Condition, ...]) -> list[str]:
-    return [found.message for found in conditions if found.type == DEGRADED]
+    return [condition.message for condition in conditions if condition.type == DEGRADED]
 
 
 def build_config_problem(error: ConfigError) -> PoolProblem:

@@ -202,15 +202,15 @@ def find_policy(
     name = pool.rollout_policy
     if not name:
         return RolloutPolicy()
-    if (found := policies.get(name)) is None:
+    if (observed := policies.get(name)) is None:
         raise MissingPolicyError(
             f"RolloutPolicy {name} does not exist, and spec.rolloutPolicy of pool {pool.name} "
             "names it",
             remedy="create it, or correct spec.rolloutPolicy; until then no node is assigned",
         )
-    if found.error is not None:
-        raise found.error
-    return found.policy
+    if observed.error is not None:
+        raise observed.error
+    return observed.policy
 
 
 def parse_policy(document: decode.Json, name: str) -> RolloutPolicy:
@@ -228,12 +228,12 @@ def parse_duration_s(fields: decode.Fields, name: str) -> float | None:
     text = fields.get_optional_text(name)
     if text is None:
         return None
-    found = _DURATION.fullmatch(text)
-    if not found or not text:
+    match = _DURATION.fullmatch(text)
+    if not match or not text:
         raise fields.error(
             f"{fields.path_of(name)}: expected a duration such as 10m or 1h30m, found {text!r:.40}"
         )
-    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    hours, minutes, rest = (int(part or 0) for part in match.groups())
     return hours * 3600.0 + minutes * 60.0 + rest
 
 
@@ -259,7 +259,9 @@ def _parse_windows(fields: decode.Fields) -> tuple[maintenance_windows.Maintenan
     _get_bounded_list(fields, "windows", _MAX_WINDOWS)
     return fields.map_objects(
         "windows",
-        lambda each: maintenance_windows.parse_window(each, parse_duration_s(each, "duration")),
+        lambda window: maintenance_windows.parse_window(
+            window, parse_duration_s(window, "duration")
+        ),
     )
 
 
@@ -333,8 +335,8 @@ def _is_larger(before: PoolShare, after: PoolShare) -> bool:
 def _parse_share(value: object, place: str) -> PoolShare:
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return PoolShare(count=value)
-    if isinstance(value, str) and (found := _PERCENTAGE.fullmatch(value)) and value != "0%":
-        return PoolShare(percent=int(found[1]))
+    if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)) and value != "0%":
+        return PoolShare(percent=int(match[1]))
     raise errors.ConfigError(
         f"{place}: expected a count of nodes or a percentage from 1% to 100%, found {value!r:.40}"
     )

@@ -327,12 +327,12 @@ def find_failures(
     now: float,
 ) -> tuple[NodeFailure, ...]:
     """Return the nodes that failed on the target, in the order of their assignment."""
-    found = sorted(
+    failures = sorted(
         (node.started_at or 0.0, node.name, reason)
         for node in nodes
         if (reason := _describe_failure(node, policy, now, target))
     )
-    return tuple(NodeFailure(name, reason) for _at, name, reason in found)
+    return tuple(NodeFailure(name, reason) for _at, name, reason in failures)
 
 
 def find_wave_members(

@@ -39,15 +39,15 @@ def find_candidates(
     """
     pool_nodes = tuple(nodes)
     capacity = max_unavailable - sum(node.is_unavailable for node in pool_nodes)
-    found = []
+    candidates = []
     for node in pool_nodes:
         if node.is_assigned(target):
             capacity -= node.is_failing and node.is_in_service
         elif node.is_in_service:
-            found.append(node)
+            candidates.append(node)
     if capacity <= 0:
         return Candidates()
-    return Candidates(tuple(found), capacity)
+    return Candidates(tuple(candidates), capacity)
 
 
 def find_redirectable(
@@ -79,8 +79,8 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
             limit = 1
         case int() if spec >= 0:
             limit = spec
-        case str() if found := _PERCENTAGE.fullmatch(spec):
-            limit = nodes * int(found[1]) // 100
+        case str() if match := _PERCENTAGE.fullmatch(spec):
+            limit = nodes * int(match[1]) // 100
         case _:
             raise ConfigError(
                 f"spec.maxUnavailable of pool {pool} is {spec!r:.40}, which is neither a count nor "
@@ -121,10 +121,10 @@ def spread_over_zones(
     unavailable = Counter(node.zone for node in unavailable_nodes)
     zones = [(unavailable[zone], zone == "", zone) for zone in queues]
     heapq.heapify(zones)
-    found = []
+    ordered = []
     while zones:
         count, is_unnamed, zone = heapq.heappop(zones)
-        found.append(queues[zone].popleft())
+        ordered.append(queues[zone].popleft())
         if queues[zone]:
             heapq.heappush(zones, (count + 1, is_unnamed, zone))
-    return tuple(found)
+    return tuple(ordered)
