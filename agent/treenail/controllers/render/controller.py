@@ -76,7 +76,9 @@ class ObservedConfig:
         config = machineconfig.MachineConfig.from_json(document)
         if not is_rendered(config):
             return cls(config)
-        owner = next(each.name for each in config.metadata.owner_references if each.controller)
+        owner = next(
+            reference.name for reference in config.metadata.owner_references if reference.controller
+        )
         return cls(
             machineconfig.MachineConfig(metadata=config.metadata),
             is_rendered=True,
@@ -87,7 +89,7 @@ class ObservedConfig:
     def pool_uid(self) -> str:
         """UID of the pool that owns a rendered config."""
         owners = self.config.metadata.owner_references
-        return next((each.uid for each in owners if each.controller), "")
+        return next((owner.uid for owner in owners if owner.controller), "")
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -164,7 +166,9 @@ class RenderController:
             _name: str, before: ObservedConfig | None, after: ObservedConfig | None
         ) -> None:
             mark_changed(
-                _find_affected_pools(pools.get_all(), [each for each in (before, after) if each])
+                _find_affected_pools(
+                    pools.get_all(), [config for config in (before, after) if config]
+                )
             )
 
         pools.add_handler(on_pool)
@@ -184,8 +188,8 @@ class RenderController:
         observed, cluster = self._configs.get_all(), self._controller_configs.get_all()
         inputs = hash_render_inputs(
             pool,
-            (each.config.metadata for each in observed.values()),
-            (each.metadata for each in cluster.values()),
+            (config.config.metadata for config in observed.values()),
+            (controller_config.metadata for controller_config in cluster.values()),
         )
         try:
             rendered = self._render_pool(
@@ -224,14 +228,14 @@ class RenderController:
         observed: Mapping[str, ObservedConfig],
         cluster: ControllerConfig,
     ) -> RenderedConfig:
-        configs = [each.config for each in observed.values() if not each.is_rendered]
+        configs = [config.config for config in observed.values() if not config.is_rendered]
         rendered = render_pool(pool, configs, cluster, validate=self._validated.validate)
         name = pool.configuration.name
         # Read the current config only for a comparison: it can be large.
         if name and name != rendered.name and (current := self._read_config(name)):
             check_update(current, rendered)
-        found = observed.get(rendered.name)
-        if found is not None and not found.has_matching_hash:
+        existing = observed.get(rendered.name)
+        if existing is not None and not existing.has_matching_hash:
             raise errors.ConfigError(
                 f"cannot use MachineConfig {rendered.name}: its contents do not match the hash in "
                 "its name, so a user edited it",
@@ -291,7 +295,7 @@ class RenderController:
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "spec": {"configuration": rendered.to_pool_configuration()},
         }
-        found = self._client.patch(resources.MACHINECONFIGPOOLS, pool.name, body)
+        document = self._client.patch(resources.MACHINECONFIGPOOLS, pool.name, body)
         regarding = event_recorder.ObjectReference(
             machineconfigpool.KIND,
             pool.name,
@@ -301,7 +305,7 @@ class RenderController:
         text = f"{rendered.name} from {', '.join(rendered.sources)}"
         self._events.record_normal(regarding, "RenderedConfigGenerated", text)
         return self._expected_pools.record_write(
-            pool, machineconfigpool.MachineConfigPool.from_json(found)
+            pool, machineconfigpool.MachineConfigPool.from_json(document)
         )
 
     def _write_condition(
@@ -314,7 +318,7 @@ class RenderController:
 
         Both in one write: a client that reads the hash also reads the result.
         """
-        known = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
+        known = _find_condition(pool)
         is_known = known is not None and replace(known, last_transition_time="") == condition
         if is_known and pool.status.get(RENDER_INPUTS) == inputs:
             return
@@ -326,14 +330,14 @@ class RenderController:
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": {
                 RENDER_INPUTS: inputs,
-                "conditions": [each.to_json() for each in conditions],
+                "conditions": [entry.to_json() for entry in conditions],
             },
         }
-        found = self._client.patch(
+        document = self._client.patch(
             resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
         )
         self._expected_pools.record_write(
-            pool, machineconfigpool.MachineConfigPool.from_json(found)
+            pool, machineconfigpool.MachineConfigPool.from_json(document)
         )
         if condition.status == "True" and not is_known:
             log.warning("%s", condition.message)
@@ -377,10 +381,20 @@ def _compute_name(pool: str, spec: object) -> str:
         return ""
 
 
+def _find_condition(pool: machineconfigpool.MachineConfigPool) -> object_meta.Condition | None:
+    return next(
+        (condition for condition in pool.conditions if condition.type == RENDER_DEGRADED), None
+    )
+
+
 def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> object:
     """Return the parts of a pool that rendering reads or restores."""
-    condition = next((each for each in pool.conditions if each.type == RENDER_DEGRADED), None)
-    return pool.machine_config_selector, pool.configuration, pool.os_image_stream, condition
+    return (
+        pool.machine_config_selector,
+        pool.configuration,
+        pool.os_image_stream,
+        _find_condition(pool),
+    )
 
 
 def _find_affected_pools(
@@ -390,12 +404,12 @@ def _find_affected_pools(
     return {
         name
         for name, pool in pools.items()
-        for each in configs
+        for config in configs
         if (
-            each.pool_uid == pool.metadata.uid
-            if each.is_rendered
+            config.pool_uid == pool.metadata.uid
+            if config.is_rendered
             else pool.machine_config_selector is not None
-            and pool.machine_config_selector.matches(each.config.metadata.labels)
+            and pool.machine_config_selector.matches(config.config.metadata.labels)
         )
     }
 

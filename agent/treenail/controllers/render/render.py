@@ -56,7 +56,9 @@ def hash_render_inputs(
     object with each change of its spec.
     """
     observed = [*select_sources(pool, configs), *controller_configs]
-    lines = sorted(f"{each.name} {each.uid} {each.generation}\n" for each in observed)
+    lines = sorted(
+        f"{metadata.name} {metadata.uid} {metadata.generation}\n" for metadata in observed
+    )
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
@@ -68,7 +70,9 @@ def select_sources(
     if selector is None or selector.is_empty:
         return []
     return [
-        each for each in configs if selector.matches(each.labels) and not is_owned_by_pool(each)
+        config
+        for config in configs
+        if selector.matches(config.labels) and not is_owned_by_pool(config)
     ]
 
 
@@ -151,8 +155,8 @@ def render_pool(
     valid = {config.name: validate(config) for config in chosen}
     warnings = tuple(
         f"MachineConfig {name}: {ignored}"
-        for name, each in valid.items()
-        for ignored in each.ignored
+        for name, valid_config in valid.items()
+        for ignored in valid_config.ignored
     )
     merged = merge.merge_machine_configs(
         chosen, controller_config.base_images, read=lambda config: valid[config.name].ignition
@@ -185,10 +189,10 @@ def render_pool(
         {"metadata": meta.to_json(), "spec": merged.spec}
     )
     _check_ignition(rendered, chosen, merged.provenance)
-    found = RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
+    result = RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
     if current is not None:
-        check_update(current, found, allowed=allowed)
-    return found
+        check_update(current, result, allowed=allowed)
+    return result
 
 
 def check_update(
@@ -218,7 +222,7 @@ def select_configs(
             f"pool {pool.name} selects all MachineConfigs, also those of other pools",
             remedy="write a machineConfigSelector with at least one requirement",
         )
-    found = (
+    selected = (
         ()
         if selector is None
         else tuple(
@@ -227,12 +231,12 @@ def select_configs(
             if selector.matches(config.metadata.labels) and not is_rendered(config)
         )
     )
-    if not found:
+    if not selected:
         raise ConfigError(
             f"couldn't find any MachineConfigs for pool: {pool.name}",
             remedy="give a MachineConfig the labels that the pool's machineConfigSelector names",
         )
-    return found
+    return selected
 
 
 def is_rendered(config: machineconfig.MachineConfig) -> bool:
@@ -302,17 +306,17 @@ def _check_reconcilable(
     provenance: Provenance,
     allowed: frozenset[reconcilable.ValidationOverride],
 ) -> None:
-    found = reconcilable.find_irreconcilable_changes(current, new, allowed=allowed)
-    if not found:
+    obstacles = reconcilable.find_irreconcilable_changes(current, new, allowed=allowed)
+    if not obstacles:
         return
     reasons = []
-    for obstacle in found:
+    for obstacle in obstacles:
         names = _find_sources(obstacle.place, new, provenance)
         prefix = f"MachineConfig {names[-1]}: " if names else ""
         reasons.append(f"{prefix}{obstacle.reason}")
     raise UnreconcilableError(
         f"cannot change a running node from {current.name} to {new.name}: {'; '.join(reasons)}",
-        remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in found)),
+        remedy="; ".join(dict.fromkeys(obstacle.remedy for obstacle in obstacles)),
     )
 
 
@@ -320,13 +324,15 @@ def _find_sources(
     location: str, new: machineconfig.MachineConfig, provenance: Provenance
 ) -> tuple[str, ...]:
     """Return the MachineConfigs that set ``location``; empty when its value was removed."""
-    found = _LOCATION.match(location)
-    if found is None:
+    match = _LOCATION.match(location)
+    if match is None:
         return ()
-    section, index = found[1], found[2]
+    section, index = match[1], match[2]
     if section == "kernelArguments":
         arguments = ("kernelArguments.shouldExist", "kernelArguments.shouldNotExist")
-        return tuple(name for each in arguments for name in provenance.find_section_sources(each))
+        return tuple(
+            name for argument in arguments for name in provenance.find_section_sources(argument)
+        )
     if index is None:
         return provenance.find_section_sources(section)
     entries = [name for where, name in list_named_entries(new.config or {}) if where == section]
@@ -354,15 +360,15 @@ def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
     Skips objects of other kinds and reads the items of lists. Checks every MachineConfig. Raises
     `ConfigError` with the file and the document.
     """
-    found = InputManifests()
+    manifests = InputManifests()
     for where, text in texts:
         for number, document in enumerate(documents.load_documents(text, where=where), start=1):
-            _read_document(document, f"{where}, document {number}", found)
-    return found
+            _read_document(document, f"{where}, document {number}", manifests)
+    return manifests
 
 
 def render_pools(
-    found: InputManifests, only: str | None = None
+    manifests: InputManifests, only: str | None = None
 ) -> tuple[list[RenderedConfig], list[ConfigError]]:
     """Render the pools in the order of names; return the configs and the errors of other pools.
 
@@ -370,65 +376,62 @@ def render_pools(
     Raises `UsageError` when ``only`` is unknown. Raises `ConfigError` without a pool, and with more
     than one ControllerConfig.
     """
-    if only is not None and only not in found.pools:
-        known = ", ".join(sorted(found.pools))
+    if only is not None and only not in manifests.pools:
+        known = ", ".join(sorted(manifests.pools))
         raise UsageError(
             f"cannot render MachineConfigPool {only}: the input contains "
             + (f"only: {known}" if known else "no MachineConfigPool")
         )
-    if not found.pools:
+    if not manifests.pools:
         raise ConfigError("cannot render: the input contains no MachineConfigPool")
-    if len(found.controller_configs) > 1:
-        raise ConfigError(
-            f"expected one ControllerConfig, found {', '.join(sorted(found.controller_configs))}"
-        )
-    controller_config = next(iter(found.controller_configs.values()), ControllerConfig())
+    if len(manifests.controller_configs) > 1:
+        names = ", ".join(sorted(manifests.controller_configs))
+        raise ConfigError(f"expected one ControllerConfig, found {names}")
+    controller_config = next(iter(manifests.controller_configs.values()), ControllerConfig())
     rendered, errors = [], []
-    for name in sorted(found.pools) if only is None else [only]:
-        pool = found.pools[name]
-        current = found.configs.get(pool.configuration.name)
+    for name in sorted(manifests.pools) if only is None else [only]:
+        pool = manifests.pools[name]
+        current = manifests.configs.get(pool.configuration.name)
         try:
             rendered.append(
-                render_pool(pool, found.configs.values(), controller_config, current=current)
+                render_pool(pool, manifests.configs.values(), controller_config, current=current)
             )
         except ConfigError as error:
-            errors.append(_locate_error(error, name, found))
+            errors.append(_locate_error(error, name, manifests))
     return rendered, errors
 
 
-def _read_document(document: decode.Json, location: str, found: InputManifests) -> None:
+def _read_document(document: decode.Json, location: str, manifests: InputManifests) -> None:
     fields = decode.Fields.from_json(document, location)
     kind = fields.get_text("kind")
     if kind.endswith("List") and "items" in document:
         for item in fields.iter_objects("items"):
-            _read_document(item.values, item.path, found)
+            _read_document(item.values, item.path, manifests)
         return
     if kind not in _KINDS:
         return
     name = _get_name(fields, kind, location)
-    if (kind, name) in found.locations:
-        raise ConfigError(
-            f"{location}: {kind} {name} is a duplicate of the one in {found.locations[kind, name]}"
-        )
-    found.locations[kind, name] = location
+    if (earlier := manifests.locations.get((kind, name))) is not None:
+        raise ConfigError(f"{location}: {kind} {name} is a duplicate of the one in {earlier}")
+    manifests.locations[kind, name] = location
     try:
         if kind == machineconfigpool.KIND:
             machineconfigpool.reject_unknown_pool_fields(document)
-            found.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
+            manifests.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
         elif kind == machineconfig.KIND:
-            found.configs[name] = config = machineconfig.MachineConfig.from_json(document)
+            manifests.configs[name] = config = machineconfig.MachineConfig.from_json(document)
             if not is_rendered(config):
-                found.warnings.extend(
+                manifests.warnings.extend(
                     f"{location}, {kind} {name}: {ignored}"
                     for ignored in validation.validate_config(config).ignored
                 )
         elif kind == machineosconfig.KIND:
-            found.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
+            manifests.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
         elif kind == rollout_policy.KIND:
             rollout_policy.parse_policy(document, name)
-            found.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
+            manifests.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
         else:
-            found.controller_configs[name] = ControllerConfig.from_json(document)
+            manifests.controller_configs[name] = ControllerConfig.from_json(document)
     except ConfigError as error:
         message = str(error).removeprefix(f"{kind} {name}: ")
         raise ConfigError(f"{location}, {kind} {name}: {message}", remedy=error.remedy) from error
@@ -441,10 +444,10 @@ def _get_name(fields: decode.Fields, kind: str, location: str) -> str:
     return name
 
 
-def _locate_error(error: ConfigError, pool: str, found: InputManifests) -> ConfigError:
+def _locate_error(error: ConfigError, pool: str, manifests: InputManifests) -> ConfigError:
     """Prefix the error with the location of the object that caused it."""
     message = str(error)
     cause = _MACHINECONFIG_PREFIX.match(message)
     culprit = (machineconfig.KIND, cause[1]) if cause else (machineconfigpool.KIND, pool)
-    location = found.locations.get(culprit, "")
+    location = manifests.locations.get(culprit, "")
     return ConfigError(f"{location}: {message}" if location else message, remedy=error.remedy)
