@@ -157,8 +157,8 @@ class RolloutController:
                 self._enqueue_lock_holders(enqueue)
             if before is None or after is None or before.selection_key != after.selection_key:
                 # Nodes may now belong to another pool, so all pools are affected.
-                for each in {name, *self._index.get_pool_names()}:
-                    enqueue(each)
+                for pool in {name, *self._index.get_pool_names()}:
+                    enqueue(pool)
             elif before.decision_key != after.decision_key:
                 enqueue(name)
 
@@ -172,8 +172,8 @@ class RolloutController:
             elif after.locked_by:
                 enqueue(f"{_ORPHAN_PREFIX}{name}")
             labels = None if after is None else after.labels
-            for each in self._add_coupled(self._index.set_node(name, labels)):
-                enqueue(each)
+            for pool in self._add_coupled(self._index.set_node(name, labels)):
+                enqueue(pool)
 
         self._watch_policies(informers, pools, enqueue)
         self._watch_builds(informers, enqueue)
@@ -202,9 +202,9 @@ class RolloutController:
         ) -> None:
             if before and after and before.decision_key == after.decision_key:
                 return
-            for each, observed in pools.get_all().items():
+            for pool, observed in pools.get_all().items():
                 if observed.pool.rollout_policy == name:
-                    enqueue(each)
+                    enqueue(pool)
 
         policies.add_handler(on_policy)
 
@@ -229,7 +229,7 @@ class RolloutController:
             before: machineosconfig.MachineOSConfig | None,
             after: machineosconfig.MachineOSConfig | None,
         ) -> None:
-            for pool in {each.pool for each in (before, after) if each is not None}:
+            for pool in {config.pool for config in (before, after) if config is not None}:
                 enqueue(pool)
 
         def on_build(
@@ -262,7 +262,7 @@ class RolloutController:
                 if len(self._not_before) > _MAX_PAUSES:
                     # Keys of deleted pools and nodes.
                     self._not_before = {
-                        each: at for each, at in self._not_before.items() if at > ended
+                        pool: at for pool, at in self._not_before.items() if at > ended
                     }
 
     def close(self) -> None:
@@ -273,13 +273,13 @@ class RolloutController:
         self._tag_executor.shutdown(wait=False, cancel_futures=True)
 
     def _read_all_pools(self) -> list[pool_membership.PoolSnapshot]:
-        found = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
-        return [snapshot for snapshot in found if snapshot is not None]
+        snapshots = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
+        return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def _enqueue_pools(self, enqueue: Callable[[str], None]) -> None:
         """Let each pool report that nothing is assigned, and look again until that is over."""
-        for each in self._index.get_pool_names():
-            enqueue(each)
+        for pool in self._index.get_pool_names():
+            enqueue(pool)
 
     def _find_pool(self, name: str) -> pool_membership.ObservedPool | None:
         return None if self._pools is None else self._pools.find(name)

@@ -219,8 +219,8 @@ def decide_rollout(
     if record.halted_by is not None:
         # Prestaged images stay: the user may resume the rollout.
         failed = {
-            each.node
-            for each in rollout_record.find_failures(nodes, record.target, policy, now=now)
+            failure.node
+            for failure in rollout_record.find_failures(nodes, record.target, policy, now=now)
         }
         has_recovered = record.halted_by.node not in failed
         problem = _build_halt_problem(pool, record, record.halted_by, has_recovered=has_recovered)
@@ -301,10 +301,10 @@ class _RolloutState:
             total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
         )
         if left_s is None:
+            duration = rollout_record.format_duration(self.node_duration_s)
             return (
                 f"{quorum}{done} of {total} nodes are updated; no maintenance window is as long as "
-                f"the {rollout_record.format_duration(self.node_duration_s)} that a node takes: lengthen the "
-                "windows"
+                f"the {duration} that a node takes: lengthen the windows"
             )
         left_s += rollout_record.compute_remaining_soaks_s(self.record, self.policy, self.now)
         left = rollout_record.format_duration(left_s)
@@ -415,10 +415,9 @@ def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
         return message, window.opens_in_s
     if window.closes_in_s is None or state.node_duration_s <= window.closes_in_s:
         return "", window.closes_in_s
-    message = (
-        f"waiting: a node takes about {rollout_record.format_duration(state.node_duration_s)}, but the "
-        f"maintenance window closes in {rollout_record.format_duration(window.closes_in_s)}"
-    )
+    duration = rollout_record.format_duration(state.node_duration_s)
+    left = rollout_record.format_duration(window.closes_in_s)
+    message = f"waiting: a node takes about {duration}, but the maintenance window closes in {left}"
     return message, window.closes_in_s
 
 
@@ -461,6 +460,7 @@ def _build_halt_problem(
         cause = f"node {first.node} failed and has recovered since; its failure was: {first.reason}"
     return pool_status.PoolProblem(
         "Halted",
-        f"The rollout of {pool_status.format_target(record.target)} is halted: {cause}; set another target, "
-        f"or resume: kubectl patch rolloutpolicy {pool.rollout_policy} --type merge -p '{patch}'",
+        f"The rollout of {pool_status.format_target(record.target)} is halted: {cause}; set "
+        f"another target, or resume: kubectl patch rolloutpolicy {pool.rollout_policy} "
+        f"--type merge -p '{patch}'",
     )

@@ -301,8 +301,8 @@ class BackgroundGates:
     def _is_opposite_running(self, key: Hashable) -> bool:
         """Return True while the opposite request runs: the server must see them in order."""
         with self._lock:
-            found = self._questions.get(key)
-            if found is not None and found.is_running:
+            question = self._questions.get(key)
+            if question is not None and question.is_running:
                 return True
             self._questions.pop(key, None)
             return False
@@ -313,23 +313,23 @@ class BackgroundGates:
         now = self._clock.monotonic()
         with self._lock:
             self._prune_questions(now)
-            found = self._questions.setdefault(key, _Question())
-            is_current = self._is_current(found, now)
-            if not is_current and not found.is_running:
-                found.is_running = True
-                self._executor.submit(self._send, found, send)
-            if found.answered_at is None or (found.answer is None and not is_current):
+            question = self._questions.setdefault(key, _Question())
+            is_current = self._is_current(question, now)
+            if not is_current and not question.is_running:
+                question.is_running = True
+                self._executor.submit(self._send, question, send)
+            if question.answered_at is None or (question.answer is None and not is_current):
                 return os_image.GatePending()
-            if found.answer is None and once:
-                found.is_used = True
+            if question.answer is None and once:
+                question.is_used = True
             # A closed gate stays closed until it answers again.
-            return found.answer
+            return question.answer
 
-    def _is_current(self, found: _Question, now: float) -> bool:
-        if found.answered_at is None or found.is_used:
+    def _is_current(self, question: _Question, now: float) -> bool:
+        if question.answered_at is None or question.is_used:
             return False
-        limit_s = OPEN_FOR_S if found.answer is None else CLOSED_FOR_S
-        return now - found.answered_at < limit_s
+        limit_s = OPEN_FOR_S if question.answer is None else CLOSED_FOR_S
+        return now - question.answered_at < limit_s
 
     def _send(self, question: _Question, send: Callable[[], os_image.GateAnswer]) -> None:
         try:
@@ -346,10 +346,10 @@ class BackgroundGates:
     def _prune_questions(self, now: float) -> None:
         old = [
             key
-            for key, found in self._questions.items()
-            if found.answered_at is not None
-            and not found.is_running
-            and now - found.answered_at > _FORGET_AFTER_S
+            for key, question in self._questions.items()
+            if question.answered_at is not None
+            and not question.is_running
+            and now - question.answered_at > _FORGET_AFTER_S
         ]
         for key in old:
             del self._questions[key]

@@ -77,22 +77,22 @@ class ImageTagKeeper:
             self._desk.forget(name)
         login = self._find_login(pool)
         for _ in range(_MAX_ROUNDS):
-            found = os_image.decide_pool_tag(
+            decision = os_image.decide_pool_tag(
                 pool,
                 windows,
                 lambda question: self._desk.find_answer(name, question),
                 self._clock.now(),
                 login=login if os_image.is_tag_unresolved(pool) else "",
             )
-            if found.status is not None:
+            if decision.status is not None:
                 pool = self._pools.record_write(
-                    pool, self._writer.write_image_tag(pool, found.status)
+                    pool, self._writer.write_image_tag(pool, decision.status)
                 )
-                self._report(pool, found.change)
+                self._report(pool, decision.change)
                 continue
-            if found.question is not None:
-                self._ask(pool, found.question, nodes)
-            return TagResult(pool, found.condition, found.requeue_after_s)
+            if decision.question is not None:
+                self._ask(pool, decision.question, nodes)
+            return TagResult(pool, decision.condition, decision.requeue_after_s)
         return TagResult(pool, requeue_after_s=1.0)
 
     def _find_login(self, pool: machineconfigpool.MachineConfigPool) -> str:
@@ -114,8 +114,8 @@ class ImageTagKeeper:
     ) -> None:
         tag = pool.os_image_tag
         assert tag is not None
-        found = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
-        architectures = frozenset(found or {node_facts.DEFAULT_ARCHITECTURE})
+        labels = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
+        architectures = frozenset(labels or {node_facts.DEFAULT_ARCHITECTURE})
         self._desk.ask(
             pool.name,
             question,

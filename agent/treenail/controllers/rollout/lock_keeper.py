@@ -90,7 +90,7 @@ class LockKeeper:
             return result
         members = tuple(members)
         names = {node.name for node in members}
-        annotated = (each for each in find_annotated_locks(members) if each not in locks)
+        annotated = (lock for lock in find_annotated_locks(members) if lock not in locks)
         released = [
             lock
             for lock in find_releasable_locks((*locks, *annotated), find_node, busy)
@@ -98,7 +98,7 @@ class LockKeeper:
             if (lock.holder.name not in names and self._was_requested_by_another(lock, pool.name))
             or self._release(lock, find_node(lock.holder.name), result)
         ]
-        left = tuple(each for each in locks if each not in released)
+        left = tuple(lock for lock in locks if lock not in released)
         if left != locks:
             try:
                 result.pool = self._write_locks(pool, left)

@@ -68,13 +68,13 @@ def find_releasable_locks(
 
     ``busy`` nodes get the target now.
     """
-    found = []
+    releasable = []
     for lock in locks:
         node = find_node(lock.holder.name)
         is_gone = node is None or node.uid != lock.holder.uid
         if is_gone or (node is not None and node.name not in busy and is_at_rest(node)):
-            found.append(lock)
-    return tuple(found)
+            releasable.append(lock)
+    return tuple(releasable)
 
 
 def find_annotated_locks(nodes: Iterable[node_facts.NodeFacts]) -> tuple[NodeLock, ...]:

@@ -62,7 +62,7 @@ class ObservedMachineConfigNode:
         """Parse a MachineConfigNode; raises `ConfigError`."""
         fields = decode.Fields.from_json(document, resources.MACHINECONFIGNODES.kind)
         meta, spec = fields.get_object("metadata"), fields.get_object("spec")
-        owners = [each.get_text("uid") for each in meta.iter_objects("ownerReferences")]
+        owners = [reference.get_text("uid") for reference in meta.iter_objects("ownerReferences")]
         return cls(
             pool=spec.get_object("pool").get_text("name"),
             config=spec.get_object("configVersion").get_text("desired"),
@@ -113,8 +113,8 @@ class MachineConfigNodeController:
         ) -> None:
             self._index.set_pool(name, after)
             if before is None or after is None or before.selection_key != after.selection_key:
-                for each in nodes.get_all():
-                    enqueue(each)
+                for node in nodes.get_all():
+                    enqueue(node)
 
         nodes.add_handler(lambda name, _before, _after: enqueue(name))
         machine_config_nodes.add_handler(lambda name, _before, _after: enqueue(name))

@@ -70,14 +70,16 @@ def replace_pool_entry(
     observed: rollout_policy.ObservedPolicy, pool: str, entry: decode.Json | None
 ) -> list[decode.Json]:
     """Return the entries of the policy's status with that of the pool replaced or removed."""
-    others = [each for each in read_pool_entries(observed) if each.get("pool") != pool]
+    others = [other for other in read_pool_entries(observed) if other.get("pool") != pool]
     entries = others if entry is None else [*others, entry]
-    return sorted(entries, key=lambda each: str(each.get("pool")))
+    return sorted(entries, key=lambda entry: str(entry.get("pool")))
 
 
 def read_pool_entries(observed: rollout_policy.ObservedPolicy) -> list[decode.Json]:
     """Return the entries of the policy's status."""
-    return [each.values for each in decode.Fields(observed.status, "status").iter_objects("pools")]
+    return [
+        entry.values for entry in decode.Fields(observed.status, "status").iter_objects("pools")
+    ]
 
 
 def read_summary(observed: rollout_policy.ObservedPolicy) -> str:

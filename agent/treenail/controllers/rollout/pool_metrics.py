@@ -76,11 +76,11 @@ def compute_pool_tables(
         counts.values.update(
             {(pool.name, name): float(value) for name, value in _read_counts(pool)}
         )
-        found = {each.type: each for each in pool.conditions}
+        conditions_by_type = {condition.type: condition for condition in pool.conditions}
         for name in CONDITIONS:
-            is_true = name in found and found[name].status == "True"
+            is_true = name in conditions_by_type and conditions_by_type[name].status == "True"
             conditions.values[pool.name, name] = float(is_true)
-        degraded, updating = found.get("Degraded"), found.get("Updating")
+        degraded, updating = conditions_by_type.get("Degraded"), conditions_by_type.get("Updating")
         is_halted = degraded is not None and (degraded.status, degraded.reason) == (
             "True",
             "Halted",
@@ -91,7 +91,10 @@ def compute_pool_tables(
         if updating is not None and is_updating and updating.reason == "Waiting":
             reason = holders.classify_wait(updating.message)
         waiting.values.update(
-            {(pool.name, each): float(each == reason) for each in holders.WAIT_REASONS}
+            {
+                (pool.name, wait_reason): float(wait_reason == reason)
+                for wait_reason in holders.WAIT_REASONS
+            }
         )
         since = (
             clocks.parse_rfc3339(updating.last_transition_time) if updating is not None else None

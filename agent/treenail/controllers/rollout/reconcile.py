@@ -232,13 +232,13 @@ class RolloutReconciler:
         if self._tags is None or sync.snapshot.observed.error is not None:
             return
         try:
-            found = self._tags.refresh_tag(sync.pool, self._caches.list_policies(), sync.nodes)
+            result = self._tags.refresh_tag(sync.pool, self._caches.list_policies(), sync.nodes)
         except ClusterError as error:
             sync.record_error(error)
             return
-        sync.pool, sync.image_tag = found.pool, found.condition
-        if found.requeue_after_s is not None:
-            sync.requeue_after_s.append(found.requeue_after_s)
+        sync.pool, sync.image_tag = result.pool, result.condition
+        if result.requeue_after_s is not None:
+            sync.requeue_after_s.append(result.requeue_after_s)
 
     def _forget_pool(self, name: str) -> float | None:
         self._pools.forget_pool(name)
@@ -431,7 +431,7 @@ class RolloutReconciler:
         """Release the locks of nodes at rest, also while the pool is paused."""
         if sync.stale_reason:
             return
-        members = {each.name: each for each in self._expected.overlay_nodes(sync.snapshot.nodes)}
+        members = {node.name: node for node in self._expected.overlay_nodes(sync.snapshot.nodes)}
         result = self._locks.release_locks(
             sync.pool,
             members.values(),
@@ -469,11 +469,11 @@ class RolloutReconciler:
         if sync.stale_reason:
             return
         is_updated = all(node.is_updated_to(sync.target) for node in sync.nodes)
-        found = policy_status.PolicyStatusInput(
+        status_input = policy_status.PolicyStatusInput(
             sync.pool, sync.policy, sync.decision, is_updated, sync.now
         )
         try:
-            self._policy_reporter.report_pool(found)
+            self._policy_reporter.report_pool(status_input)
         except ClusterError as error:
             sync.record_error(error)
 

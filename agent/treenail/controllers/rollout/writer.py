@@ -68,11 +68,11 @@ def build_target_annotations(
     node: node_facts.NodeFacts, wanted: node_facts.NodeSettings
 ) -> dict[str, str | None]:
     """Build the annotations to write together with a target."""
-    found = node.settings
+    settings = node.settings
     changes: dict[str, str | None] = {}
     for name, before, after in (
-        (key.IMAGE_FILES, found.image_files, wanted.image_files),
-        (key.HEALTH_MODE, found.health_mode, wanted.health_mode),
+        (key.IMAGE_FILES, settings.image_files, wanted.image_files),
+        (key.HEALTH_MODE, settings.health_mode, wanted.health_mode),
     ):
         if before != after:
             changes[name] = after or None
@@ -95,11 +95,11 @@ def find_settings_changes(
     for node in nodes:
         if node.name in assigned:
             continue
-        found = build_target_annotations(node, wanted) if node.is_assigned(target) else {}
+        annotations = build_target_annotations(node, wanted) if node.is_assigned(target) else {}
         if wanted.pool_retry and node.settings.pool_retry != wanted.pool_retry:
-            found |= {key.RETRY: wanted.pool_retry, key.POOL_RETRY: wanted.pool_retry}
-        if found:
-            changes.append(SettingsChange(node, found))
+            annotations |= {key.RETRY: wanted.pool_retry, key.POOL_RETRY: wanted.pool_retry}
+        if annotations:
+            changes.append(SettingsChange(node, annotations))
     return changes
 
 
