@@ -102,7 +102,7 @@ class Informers:
                 self._client,
                 scope,
                 self._clock,
-                lambda found: _project_all(projects, found),
+                lambda document: _project_all(projects, document),
                 on_lost=lambda error: self._handle_watch_error(scope, error),
             )
             # The kind of an optional scope can be installed later.
@@ -151,9 +151,9 @@ class Informers:
 
         An API server that does not answer disconnects the watches of all kinds.
         """
-        found = self._list_unsynced()
-        found = found or [each.stale_reason for _, each in self._iter_present()]
-        reasons = [each for each in found if each]
+        texts = self._list_unsynced()
+        texts = texts or [informer.stale_reason for _, informer in self._iter_present()]
+        reasons = [reason for reason in texts if reason]
         if len(reasons) < 2:
             return "".join(reasons)
         return f"{reasons[0]} (and {len(reasons) - 1} more)"
@@ -178,7 +178,9 @@ class Informers:
     @property
     def restored_s(self) -> float:
         """Seconds since a list showed that etcd was restored; infinite if none did."""
-        return min((each.restored_s for _, each in self._iter_present()), default=float("inf"))
+        return min(
+            (informer.restored_s for _, informer in self._iter_present()), default=float("inf")
+        )
 
     def measure_silence_s(self, plural: str) -> float:
         """Return the seconds since the API server last sent anything for the kind."""
@@ -223,15 +225,15 @@ class Informers:
             handler()
 
 
-def _project_all(projects: list[Projection[object]], found: Json) -> _Projections:
-    return tuple(_project_object(project, found) for project in projects)
+def _project_all(projects: list[Projection[object]], document: Json) -> _Projections:
+    return tuple(_project_object(project, document) for project in projects)
 
 
-def _project_object(project: Projection[object], found: Json) -> object | None:
+def _project_object(project: Projection[object], document: Json) -> object | None:
     try:
-        return project(found)
+        return project(document)
     except errors.TreenailError as error:
-        metadata = found.get("metadata")
+        metadata = document.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        log.warning("cannot read %s %s: %s", found.get("kind", "object"), name, error)
+        log.warning("cannot read %s %s: %s", document.get("kind", "object"), name, error)
         return None

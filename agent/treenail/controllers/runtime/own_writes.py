@@ -85,16 +85,16 @@ class OwnWrites(Generic[T]):
         """Return the objects with the own writes that the watch does not show yet."""
         with self._lock:
             # Under the lock: a write of another thread is newer than an earlier copy of the cache.
-            found = dict(view.get_all())
+            objects = dict(view.get_all())
             for name, written in list(self._by_name.items()):
-                is_unseen = self._is_unseen(written, found.get(name))
+                is_unseen = self._is_unseen(written, objects.get(name))
                 if not is_unseen or _is_outdated(written.at, view, self._clock):
                     del self._by_name[name]
                 elif written.value is None:
-                    found.pop(name, None)
+                    objects.pop(name, None)
                 else:
-                    found[name] = written.value
-        return found
+                    objects[name] = written.value
+        return objects
 
     def forget_writes(self) -> None:
         """Forget all writes: a restored etcd may lack them."""

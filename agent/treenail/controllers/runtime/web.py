@@ -66,7 +66,9 @@ class WebClient:
             with deadline:
                 connection.connect()
                 deadline.watch_socket(connection.sock)
-                found = self._exchange_request(connection, request, parts.path or "/", parts.query)
+                response = self._exchange_request(
+                    connection, request, parts.path or "/", parts.query
+                )
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: the resolver cannot encode the host, or a header is no Latin-1.
             reason = "no response in time" if deadline.is_exceeded else _describe_error(error)
@@ -74,7 +76,7 @@ class WebClient:
         finally:
             connection.close()
         # A body that the deadline cut off looks complete.
-        return WebFailure(f"{host}: no response in time") if deadline.is_exceeded else found
+        return WebFailure(f"{host}: no response in time") if deadline.is_exceeded else response
 
     def _create_connection(
         self, scheme: str, host: str, request: WebRequest
@@ -123,9 +125,9 @@ class _Deadline:
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
-    def watch_socket(self, found: socket.socket) -> None:
+    def watch_socket(self, sock: socket.socket) -> None:
         """Set the socket to shut down at the deadline."""
-        self._socket = found
+        self._socket = sock
         if self.is_exceeded:
             self._shut_down()
 
