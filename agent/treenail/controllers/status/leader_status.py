@@ -192,12 +192,12 @@ class LeaderReader:
     def _search(self) -> list[LeaderReport]:
         """Search the other namespaces, if the user may."""
         try:
-            found = self._client.list(
+            leases = self._client.list(
                 resources.LEASES, params={"fieldSelector": f"metadata.name={LEASE_NAME}"}
             )
         except errors.ClusterError:
             return []
-        return [self._evaluate(each) for each in found.items]
+        return [self._evaluate(lease) for lease in leases.items]
 
     def _evaluate(self, lease: decode.Json) -> LeaderReport:
         report = evaluate_lease(lease, now=self._clock.now())
@@ -214,11 +214,11 @@ class LeaderReader:
 
 def _choose_report(own: LeaderReport, others: Iterable[LeaderReport]) -> LeaderReport:
     """Return a report of a leader if there is one, else the first that found a Lease."""
-    found = [own, *(each for each in others if each.state is not LeaderState.UNKNOWN)]
+    reports = [own, *(report for report in others if report.state is not LeaderState.UNKNOWN)]
     for states in (_LED, (LeaderState.NONE, LeaderState.UNKNOWN)):
-        for each in found:
-            if each.state in states:
-                return each
+        for report in reports:
+            if report.state in states:
+                return report
     return own
 
 

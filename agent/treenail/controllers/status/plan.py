@@ -92,31 +92,33 @@ def plan_change(
         if not writes_image_files:
             former = image_content.assume_provided(was).provided if before.image else former
             provided = image_content.assume_provided(will_be).provided if after.image else provided
-        found = diff.compare_configs(
+        changes = diff.compare_configs(
             image_content.drop_provided(was, former | provided),
             image_content.drop_provided(will_be, provided),
         )
-        cost = impact.compute_disruption(found, policy)
-        because = impact.ConfigSources(found, old, new, image_source=image_source).find_cause
+        cost = impact.compute_disruption(changes, policy)
+        because = impact.ConfigSources(changes, old, new, image_source=image_source).find_cause
     except ConfigError as error:
         return NodeChange(nodes, before, unknown_reason=str(error))
 
     return NodeChange(
         nodes,
         before,
-        steps=tuple(PlanStep(impact.describe_action(each.action), tuple(map(because, each.reasons)))
-                    for each in cost.costs),
+        steps=tuple(
+            PlanStep(impact.describe_action(effect.action), tuple(map(because, effect.reasons)))
+            for effect in cost.costs
+        ),
         undisruptive=tuple(map(because, cost.harmless)),
         needs_drain=cost.needs_drain,
         needs_reboot=cost.needs_reboot,
         in_image=image_content.list_provided(will_be, provided),
-    )  # fmt: skip
+    )
 
 
 def _apply_image(
-    found: wanted_state.WantedState, target: node_facts.RolloutTarget
+    state: wanted_state.WantedState, target: node_facts.RolloutTarget
 ) -> wanted_state.WantedState:
-    return replace(found, os=replace(found.os, image=target.image)) if target.image else found
+    return replace(state, os=replace(state.os, image=target.image)) if target.image else state
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class PoolPlan:
 
     @property
     def needs_drain(self) -> bool:
-        return any(each.needs_drain for each in self.changes)
+        return any(change.needs_drain for change in self.changes)
 
 
 def apply_manifests(before: PlanInput, documents: render.InputManifests) -> PlanInput:
@@ -184,8 +186,8 @@ def apply_manifests(before: PlanInput, documents: render.InputManifests) -> Plan
     configs = {**before.configs, **documents.configs}
     policies = {**before.policies, **documents.policies}
     applied = {
-        name: planned_build.apply_image_config(before.image_configs.get(name), found)
-        for name, found in documents.image_configs.items()
+        name: planned_build.apply_image_config(before.image_configs.get(name), config)
+        for name, config in documents.image_configs.items()
     }
     return replace(
         before,
@@ -205,7 +207,7 @@ def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> t
         if only not in (None, name):
             continue
         nodes = grouping.members.get(name, ())
-        disputes = tuple(_format_error(each.error) for each in grouping.disputed.get(name, ()))
+        disputes = tuple(_format_error(node.error) for node in grouping.disputed.get(name, ()))
         try:
             planned = _plan_pool(snapshot, snapshot.pools[name], nodes, now)
         except ConfigError as error:
@@ -231,7 +233,9 @@ def _plan_pool(
             pool,
             config,
             frozenset(
-                found for node in nodes if (found := node.labels.get(node_facts.ARCHITECTURE_LABEL))
+                architecture
+                for node in nodes
+                if (architecture := node.labels.get(node_facts.ARCHITECTURE_LABEL))
             ),
             snapshot.configs,
             tuple(snapshot.image_configs.values()),
@@ -256,7 +260,7 @@ def _plan_pool(
     )
     is_written = not target.image or writes_files
     batches = tuple(_plan_batches(outdated, nodes, target, policy, limit))
-    needs_drain = any(each.needs_drain for each in changes)
+    needs_drain = any(change.needs_drain for change in changes)
     build_s = build.duration_s if build is not None else 0.0
     rollout_s = _estimate_duration_s(
         batches, nodes, target, policy, now + build_s, needs_drain=needs_drain
@@ -279,8 +283,8 @@ def _plan_pool(
         problems=(
             *image.problems,
             *(
-                f"{each.reason} ({each.place}); {each.remedy}"
-                for each in (
+                f"{finding.reason} ({finding.place}); {finding.remedy}"
+                for finding in (
                     reconcilable.find_read_only_paths(config) if config and is_written else ()
                 )
             ),
@@ -288,7 +292,7 @@ def _plan_pool(
         budgets=tuple(
             budget
             for budget in snapshot.budgets
-            if needs_drain and budget.blocks(each.name for each in outdated)
+            if needs_drain and budget.blocks(node.name for node in outdated)
         ),
     )
 

@@ -45,7 +45,7 @@ def _convert_value(value: object) -> object:
         case dict():
             return _convert_fields(value)
         case list() | tuple():
-            return [_convert_value(each) for each in value]
+            return [_convert_value(item) for item in value]
         case _:
             return value
 
@@ -123,7 +123,7 @@ def _format_order(plan: PoolPlan) -> Iterator[str]:
         yield f"    {number:>3}. {_format_names(batch.nodes)}{wave}"
     if len(plan.batches) > MAX_BATCHES:
         rest = plan.batches[MAX_BATCHES:]
-        yield f"    and {sum(len(each.nodes) for each in rest)} more nodes in {len(rest)} batches"
+        yield f"    and {sum(len(batch.nodes) for batch in rest)} more nodes in {len(rest)} batches"
     if plan.duration_s is None:
         yield "  never completes: the maintenance windows are too short"
     else:

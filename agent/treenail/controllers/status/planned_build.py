@@ -79,15 +79,15 @@ def apply_image_config(
 
 def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
     """Return the pool's target, and the build that it needs; raise `ConfigError`."""
-    found = os_image.find_pool_build(facts.pool, facts.image_configs, facts.builds)
-    if found.config is None:
+    pool_build = os_image.find_pool_build(facts.pool, facts.image_configs, facts.builds)
+    if pool_build.config is None:
         target = _read_target(facts.pool)
         field = "osImageTag" if facts.pool.os_image_tag is not None else "osImage"
         return PoolImagePlan(target, source=f"spec.{field} of the pool" if target.image else "")
     name = facts.pool.configuration.name
-    config = image_tags.pin_base_image(found.config)
+    config = image_tags.pin_base_image(pool_build.config)
     source = f"MachineOSConfig {config.name}"
-    problems = tuple(dict.fromkeys(_find_problems(facts, found, config)))
+    problems = tuple(dict.fromkeys(_find_problems(facts, pool_build, config)))
     if problems:
         return PoolImagePlan(
             node_facts.RolloutTarget(name, UNBUILT_IMAGE),
@@ -96,10 +96,10 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
             is_built=True,
         )
     build_name = _compute_name(facts, config)
-    build = found.build
+    build = pool_build.build
     if not config.pull_spec:
         # A user may revert a change: the build of these inputs exists then.
-        build = next((each for each in facts.builds if each.name == build_name), None)
+        build = next((build for build in facts.builds if build.name == build_name), None)
     if build is not None and _is_current(build, config):
         return PoolImagePlan(
             node_facts.RolloutTarget(name, build.pull_spec), source=source, is_built=True
@@ -111,16 +111,16 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
 
 
 def _find_problems(
-    facts: PoolBuildInput, found: os_image.PoolBuild, config: machineosconfig.MachineOSConfig
+    facts: PoolBuildInput, pool_build: os_image.PoolBuild, config: machineosconfig.MachineOSConfig
 ) -> Iterator[str]:
-    for each in facts.image_configs:
-        if each.pool == facts.pool.name and _is_unanswered(each):
+    for image_config in facts.image_configs:
+        if image_config.pool == facts.pool.name and _is_unanswered(image_config):
             for finding in (
-                *checks.find_config_findings(each),
-                *checks.find_pool_findings(each, facts.pool, found.config),
-                *checks.find_architecture_findings(each, facts.architectures),
+                *checks.find_config_findings(image_config),
+                *checks.find_pool_findings(image_config, facts.pool, pool_build.config),
+                *checks.find_architecture_findings(image_config, facts.architectures),
             ):
-                yield f"MachineOSConfig {each.name}: {finding}"
+                yield f"MachineOSConfig {image_config.name}: {finding}"
     if (
         _is_unanswered(config)
         and facts.rendered is not None
@@ -129,7 +129,7 @@ def _find_problems(
         yield from map(
             str, checks.find_rendered_findings(facts.rendered, base_image=config.base_image)
         )
-    verdict = os_image.decide_pool_image(facts.pool, found)
+    verdict = os_image.decide_pool_image(facts.pool, pool_build)
     if isinstance(verdict, os_image.GateBlocked):
         yield verdict.reason
 
@@ -160,16 +160,16 @@ def _compute_name(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig
 def _estimate_build(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig) -> PlannedBuild:
     succeeded = sorted(
         (
-            each
-            for each in facts.builds
-            if each.image_config == config.name
-            and each.state is machineosbuild.BuildState.SUCCEEDED
+            build
+            for build in facts.builds
+            if build.image_config == config.name
+            and build.state is machineosbuild.BuildState.SUCCEEDED
         ),
-        key=lambda each: each.end,
+        key=lambda build: build.end,
         reverse=True,
     )
     needs_job = _needs_job(facts, config, succeeded[0] if succeeded else None)
-    last = next((each for each in succeeded if bool(each.job) == needs_job), None)
+    last = next((build for build in succeeded if bool(build.job) == needs_job), None)
     assumed_s = ASSUMED_BUILD_S if needs_job else ASSUMED_LAYER_S
     if last is None or (seconds := _measure_s(last)) is None:
         return PlannedBuild(config.name, assumed_s, needs_job=needs_job)
@@ -185,7 +185,7 @@ def _needs_job(
     if facts.rendered is None:
         return True
     wanted = _list_inputs(facts, config, facts.rendered)
-    if not any(each.needs_job for each in wanted):
+    if not any(system.needs_job for system in wanted):
         return False
     before = facts.configs.get(last.config) if last is not None else None
     if before is None or not config.pull_spec or config.needs_rebuild or config.sees_config:
@@ -199,7 +199,10 @@ def _list_inputs(
     rendered: machineconfig.MachineConfig,
 ) -> list[build_inputs.BuildInputs]:
     architectures = sorted(facts.architectures) or [node_facts.DEFAULT_ARCHITECTURE]
-    return [build_inputs.BuildInputs.from_objects(config, rendered, each) for each in architectures]
+    return [
+        build_inputs.BuildInputs.from_objects(config, rendered, architecture)
+        for architecture in architectures
+    ]
 
 
 def _measure_s(build: machineosbuild.MachineOSBuild) -> float | None:

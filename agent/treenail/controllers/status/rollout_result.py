@@ -61,7 +61,7 @@ def check_render_inputs(
     if observed is not None:
         is_current = observed == render.hash_render_inputs(pool, configs, controller_configs)
     elif result.outcome is RolloutOutcome.COMPLETE:
-        selected = {each.name for each in render.select_sources(pool, configs)}
+        selected = {source.name for source in render.select_sources(pool, configs)}
         is_current = selected == set(pool.configuration.source)
     else:
         is_current = True
@@ -108,16 +108,16 @@ def compute_rollout_result(pool: machineconfigpool.MachineConfigPool) -> Rollout
     """
     status = decode.Fields.from_json(pool.status, "status")
     counts = pool_status.read_reported_counts(pool)
-    conditions = {each.type: each for each in pool.conditions}
+    conditions = {condition.type: condition for condition in pool.conditions}
     rendering = conditions.get(pool_status.RENDER_DEGRADED)
     is_rendered = rendering is not None and rendering.status == "False"
     stuck = [
-        found
+        present
         for name in ("Degraded", "Stalled", pool_status.RENDER_DEGRADED)
-        if (found := conditions.get(name)) is not None
-        and found.status == "True"
+        if (present := conditions.get(name)) is not None
+        and present.status == "True"
         # The rollout controller has not seen yet that the config is rendered again.
-        and not (found.reason == pool_status.RENDER_DEGRADED and is_rendered)
+        and not (present.reason == pool_status.RENDER_DEGRADED and is_rendered)
     ]
     updated, updating = conditions.get("Updated"), conditions.get("Updating")
     observed = status.get_optional_integer("observedGeneration") or 0

@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 def read_pools(client: api_client.Client) -> dict[str, pool_membership.ObservedPool]:
     """Read all pools by name; raise `ClusterError`."""
-    found = _list_parsed(
+    pools = _list_parsed(
         client, resources.MACHINECONFIGPOOLS, pool_membership.ObservedPool.from_json
     )
-    return {each.pool.name: each for each in found}
+    return {observed.pool.name: observed for observed in pools}
 
 
 def read_metadata(
@@ -46,9 +46,11 @@ def read_metadata(
     except errors.NotFoundError:
         return []
     return [
-        object_meta.ObjectMeta.from_fields(decode.Fields.from_json(each, "").get_object("metadata"))
+        object_meta.ObjectMeta.from_fields(
+            decode.Fields.from_json(document, "").get_object("metadata")
+        )
         for page in pages
-        for each in page.items
+        for document in page.items
     ]
 
 
@@ -56,10 +58,10 @@ def read_nodes(
     client: api_client.Client, *, image_key: str = key.DESIRED_OS_IMAGE
 ) -> dict[str, node_facts.NodeFacts]:
     """Read all nodes by name; raise `ClusterError`."""
-    found = _list_parsed(
-        client, resources.NODES, lambda each: parse_node(each, image_key=image_key)
+    nodes = _list_parsed(
+        client, resources.NODES, lambda document: parse_node(document, image_key=image_key)
     )
-    return {each.name: each for each in found}
+    return {node.name: node for node in nodes}
 
 
 def parse_node(
@@ -72,19 +74,19 @@ def parse_node(
 def try_read_policies(client: api_client.Client) -> dict[str, rollout_policy.ObservedPolicy] | None:
     """Read all rollout policies by name; None without the permission. Raises `ClusterError`."""
     try:
-        found = _list_parsed(
+        policies = _list_parsed(
             client, resources.ROLLOUTPOLICIES, rollout_policy.ObservedPolicy.from_json
         )
     except errors.ForbiddenError:
         return None
-    return {each.name: each for each in found}
+    return {policy.name: policy for policy in policies}
 
 
 def can_read_builds(client: api_client.Client) -> bool:
     """Return whether the user may list the kinds of image builds, or the cluster lacks them."""
     try:
         for resource in (resources.MACHINEOSCONFIGS, resources.MACHINEOSBUILDS):
-            _list_parsed(client, resource, lambda each: each)
+            _list_parsed(client, resource, lambda document: document)
     except errors.ForbiddenError:
         return False
     return True
@@ -103,7 +105,7 @@ def read_pool_builds(client: api_client.Client, now: float) -> dict[str, status_
         # The table of the nodes needs neither kind.
         return {}
     return status_table.find_pool_builds(
-        {each.name: each for each in configs}, {each.name: each for each in builds}, now
+        {config.name: config for config in configs}, {build.name: build for build in builds}, now
     )
 
 
@@ -116,8 +118,8 @@ def read_snapshot(
         pools=read_pools(client),
         nodes=read_nodes(client, image_key=image_key),
         configs={
-            each.name: each
-            for each in _list_parsed(
+            config.name: config
+            for config in _list_parsed(
                 client, resources.MACHINECONFIGS, machineconfig.MachineConfig.from_json
             )
         },
@@ -125,20 +127,20 @@ def read_snapshot(
         disruption_policy=_read_disruption_policy(client),
         budgets=_read_blocking_budgets(client),
         policies={
-            each.name: each
-            for each in _list_parsed(
+            policy.name: policy
+            for policy in _list_parsed(
                 client, resources.ROLLOUTPOLICIES, rollout_policy.ObservedPolicy.from_json
             )
         },
         image_configs={
-            each.name: each
-            for each in _list_permitted(
+            config.name: config
+            for config in _list_permitted(
                 client, resources.MACHINEOSCONFIGS, machineosconfig.MachineOSConfig.from_json
             )
         },
         image_builds={
-            each.name: each
-            for each in _list_permitted(
+            build.name: build
+            for build in _list_permitted(
                 client, resources.MACHINEOSBUILDS, machineosbuild.MachineOSBuild.from_json
             )
         },
@@ -146,10 +148,10 @@ def read_snapshot(
 
 
 def _read_disruption_policy(client: api_client.Client) -> disruptionpolicy.DisruptionPolicy:
-    found = _list_parsed(
+    policies = _list_parsed(
         client, resources.MACHINECONFIGURATIONS, disruptionpolicy.ClusterDisruptionPolicy.from_json
     )
-    return found[0].policy if found else disruptionpolicy.DEFAULT_POLICY
+    return policies[0].policy if policies else disruptionpolicy.DEFAULT_POLICY
 
 
 def _read_blocking_budgets(
@@ -165,13 +167,13 @@ def _read_blocking_budgets(
                     decode.Fields.from_json(budget, "").get_object("metadata").get_text("namespace")
                 )
                 suspects[namespace].append(budget)
-        found = []
+        blocking_budgets = []
         for namespace, budgets in sorted(suspects.items()):
             pods = client.list(resources.PODS, namespace=namespace).items
-            found += [
-                each
+            blocking_budgets += [
+                blocking
                 for budget in budgets
-                if (each := disruption_budgets.find_blocking_budget(budget, pods)) is not None
+                if (blocking := disruption_budgets.find_blocking_budget(budget, pods)) is not None
             ]
     except errors.ForbiddenError as error:
         return (
@@ -179,7 +181,7 @@ def _read_blocking_budgets(
                 "(unknown)", f"cannot list PodDisruptionBudgets: {error}"
             ),
         )
-    return tuple(found)
+    return tuple(blocking_budgets)
 
 
 def _list_permitted(
@@ -197,7 +199,7 @@ def _list_parsed(
 ) -> list[T]:
     """List and parse the objects of a kind; nothing when the cluster lacks the kind."""
     try:
-        return [read(found) for found in client.list(resource).items]
+        return [read(document) for document in client.list(resource).items]
     except errors.NotFoundError:
         if resource is resources.MACHINECONFIGPOOLS:
             raise errors.ClusterError(

@@ -9,7 +9,7 @@ from treenail.controllers.status import leader_status, status_table
 
 
 def build_status_document(
-    found: Sequence[status_table.PoolRow],
+    pools: Sequence[status_table.PoolRow],
     *,
     now: float,
     leader: leader_status.LeaderReport | None = None,
@@ -18,12 +18,12 @@ def build_status_document(
     return {
         "time": clocks.format_rfc3339(now),
         **({} if leader is None else {"controller": leader.to_json()}),
-        "pools": [_convert_pool(pool, now) for pool in found],
+        "pools": [_convert_pool(pool, now) for pool in pools],
     }
 
 
 def _convert_pool(pool: status_table.PoolRow, now: float) -> Json:
-    statuses = {name: each.status for name, each in pool.conditions.items()}
+    statuses = {name: condition.status for name, condition in pool.conditions.items()}
     remaining_s = pool.remaining_s
     return {
         "name": pool.name,
@@ -45,8 +45,8 @@ def _convert_pool(pool: status_table.PoolRow, now: float) -> Json:
         "remainingSeconds": None if remaining_s is None else round(remaining_s),
         "estimatedEnd": _format_time(None if remaining_s is None else now + remaining_s),
         "blockers": [
-            {"kind": each.kind, "node": each.node, "message": each.message}
-            for each in pool.blockers
+            {"kind": blocker.kind, "node": blocker.node, "message": blocker.message}
+            for blocker in pool.blockers
         ],
         "build": _convert_build(pool.build),
         "history": [

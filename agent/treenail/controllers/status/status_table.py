@@ -68,10 +68,10 @@ def find_pool_blockers(
     return (
         *_find_own_blockers(observed, conditions, record, nodes),
         *[
-            each
-            for each in _find_node_blockers(nodes, now)
+            blocker
+            for blocker in _find_node_blockers(nodes, now)
             # The blocker of the pool has this reason.
-            if each.kind != "failed" or each.node != _get_halting_node(record)
+            if blocker.kind != "failed" or blocker.node != _get_halting_node(record)
         ][:MAX_NODE_BLOCKERS],
     )
 
@@ -85,7 +85,7 @@ def _complete_reason(
 ) -> str:
     """Return the reason of the failure as the node has it; the record has its beginning."""
     reasons = (node.reason for node in nodes if node.name == failure.node)
-    return next((each for each in reasons if each.startswith(failure.reason)), failure.reason)
+    return next((reason for reason in reasons if reason.startswith(failure.reason)), failure.reason)
 
 
 def _find_own_blockers(
@@ -120,7 +120,7 @@ def _find_own_blockers(
         # "All nodes are updating to TARGET; why the pool waits; how many nodes are updated".
         parts = updating.message.split("; ")[1:]
         text = "; ".join(
-            each for each in parts if not any(word in each for word in _PROGRESS_WORDS)
+            part for part in parts if not any(word in part for word in _PROGRESS_WORDS)
         )
         yield RolloutBlocker(
             holders.classify_wait(updating.message), text.removeprefix("waiting: ")
@@ -159,12 +159,13 @@ def find_pool_builds(
 ) -> dict[str, BuildRow]:
     """Return the builds by pool; ``now`` is in seconds since the epoch."""
     owners = (
-        find_pool_owner(pool, configs.values()) for pool in {each.pool for each in configs.values()}
+        find_pool_owner(pool, configs.values())
+        for pool in {config.pool for config in configs.values()}
     )
     return {
-        each.pool: _describe_build(each, builds.get(each.current_build), now)
-        for each in owners
-        if each is not None
+        config.pool: _describe_build(config, builds.get(config.current_build), now)
+        for config in owners
+        if config is not None
     }
 
 
@@ -283,7 +284,9 @@ def _mark_outdated(row: PoolRow, leader: leader_status.LeaderReport) -> PoolRow:
         remaining_s=None,
         # A paused pool, a halt and the nodes do not need a controller.
         blockers=tuple(
-            each for each in row.blockers if each.node or each.kind in ("paused", "invalid")
+            blocker
+            for blocker in row.blockers
+            if blocker.node or blocker.kind in ("paused", "invalid")
         ),
     )
 
@@ -304,7 +307,9 @@ def _build_pool_row(
     policy = _find_policy(pool, policies)
     state = _choose_state(pool, conditions, record)
     blockers = find_pool_blockers(observed, conditions, record, nodes, now)
-    has_estimate = state == "Updating" and all(each.kind in _TIMED_BLOCKERS for each in blockers)
+    has_estimate = state == "Updating" and all(
+        blocker.kind in _TIMED_BLOCKERS for blocker in blockers
+    )
     window = maintenance_windows.find_window_state(policy.windows, now) if policy else None
     return PoolRow(
         name=pool.name,
@@ -315,7 +320,7 @@ def _build_pool_row(
         message=_choose_message(observed, conditions),
         nodes=(
             *(_build_node_row(node, target, now) for node in nodes),
-            *(_build_disputed_row(each, target, now) for each in disputed),
+            *(_build_disputed_row(node, target, now) for node in disputed),
         ),
         blockers=blockers,
         policy=pool.rollout_policy,
@@ -344,8 +349,8 @@ def _find_policy(
 ) -> rollout_policy.RolloutPolicy | None:
     if not pool.rollout_policy:
         return rollout_policy.RolloutPolicy()
-    found = (policies or {}).get(pool.rollout_policy)
-    return found.policy if found is not None and found.error is None else None
+    observed = (policies or {}).get(pool.rollout_policy)
+    return observed.policy if observed is not None and observed.error is None else None
 
 
 def _is_true(conditions: Mapping[str, object_meta.Condition], name: str) -> bool:

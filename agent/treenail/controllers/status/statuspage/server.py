@@ -178,9 +178,9 @@ class _PageRequestHandler(http_server.LimitedRequestHandler):
             case "/":
                 self._send(self.server.page, "text/html; charset=utf-8")
             case "/status.json":
-                found = self.server.read_document()
+                document = self.server.read_document()
                 is_compressed = "gzip" in self.headers.get("Accept-Encoding", "")
-                body = found.compressed if is_compressed else found.plain
+                body = document.compressed if is_compressed else document.plain
                 self._send(body, "application/json", encoding="gzip" if is_compressed else "")
             case _:
                 self.send_error(HTTPStatus.NOT_FOUND, "no such page")

@@ -49,7 +49,7 @@ class StatusSource:
         )
         self._nodes = informers.add_view(
             watch.WatchScope(resources.NODES),
-            lambda found: node_facts.NodeFacts.from_json(found, image_key=image_key),
+            lambda node: node_facts.NodeFacts.from_json(node, image_key=image_key),
         )
         self._policies = informers.add_view(
             watch.WatchScope(resources.ROLLOUTPOLICIES),
@@ -95,14 +95,14 @@ class StatusSource:
                 self._image_configs.get_all(), self._image_builds.get_all(), now
             ),
         )
-        found = status_document.build_status_document(rows, now=now, leader=leader)
+        document = status_document.build_status_document(rows, now=now, leader=leader)
         problem = self._informers.summarize_problem()
-        omitted = limit_nodes(found, MAX_NODES)
+        omitted = limit_nodes(document, MAX_NODES)
         return {
             "apiVersion": DOCUMENT_VERSION,
             "problem": problem,
             "omittedNodes": omitted,
-            **found,
+            **document,
         }
 
 
