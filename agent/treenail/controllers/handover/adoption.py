@@ -196,7 +196,10 @@ def clean_document(document: decode.Json) -> decode.Json:
     if document.get("kind") != resources.SECRETS.kind:
         return cleaned
     encoded = cluster_reader.encode_strings(cleaned)
-    notes = {**_get_meta(encoded).get_text_map("annotations"), key.ADOPTED_DATA: _hash(encoded)}
+    notes = {
+        **_get_meta(encoded).get_text_map("annotations"),
+        key.ADOPTED_DATA: _hash_secret(encoded),
+    }
     return {**encoded, "metadata": {**metadata, "annotations": notes}}
 
 
@@ -205,10 +208,10 @@ def can_replace(present: decode.Json, wanted: decode.Json) -> bool:
     known = _get_meta(present).get_text_map("annotations").get(key.ADOPTED_DATA, "")
     # An API server refuses another type.
     is_equal_type = present.get("type") == wanted.get("type")
-    return is_equal_type and known == _hash(present) != _hash(wanted)
+    return is_equal_type and known == _hash_secret(present) != _hash_secret(wanted)
 
 
-def _hash(secret: decode.Json) -> str:
+def _hash_secret(secret: decode.Json) -> str:
     data = json.dumps(secret.get("data"), sort_keys=True)
     return hashlib.sha256(data.encode()).hexdigest()
 

@@ -79,7 +79,7 @@ class ImageMoves:
             if wait_s > 0:
                 return wait_s
             self._running.add(image)
-        self._executor.submit(self._run, move)
+        self._executor.submit(self._run_move, move)
         return _BUSY_S
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class ImageMoves:
         self._stop.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, move: image_mover.ImageMove) -> None:
+    def _run_move(self, move: image_mover.ImageMove) -> None:
         image, failure = move.image, handover_objects.MoveState()
         try:
             warning = self._mover.move_image(move, self._stop.is_set)
@@ -147,7 +147,7 @@ class InstallController:
         self._late: dict[str, bool] = {}
         """Whether the image of a pool is overdue."""
         self._gauge = None
-        self._repeats = Repeats()
+        self._backoff = RepeatBackoff()
         if metrics is not None:
             self._gauge = metrics.add_gauge(
                 "image_handover_overdue",
@@ -237,15 +237,15 @@ class InstallController:
             self._mark_nodes(handover.registry)
             self._delete_secret()
             return IDLE_S
-        adoption_s = self._adopt(handover)
+        adoption_s = self._adopt_objects(handover)
         if adoption_s > 0:
             return adoption_s
         waited_s = self._clock.now() - published
         overdue = handover_objects.describe_deadline(waited_s, self._deadline_s)
-        delays = [self._advance(handover, image, overdue) for image in handover.images]
+        delays = [self._advance_image(handover, image, overdue) for image in handover.images]
         states = [self._moves.find_state(image) for image in handover.images]
         if all(state is not None and state.is_done for state in states):
-            self._finish(handover, result)
+            self._finish_handover(handover, result)
             return IDLE_S
         if not overdue:
             delays.append(max(self._deadline_s - waited_s, 1.0))
@@ -283,7 +283,7 @@ class InstallController:
 
     # Steps
 
-    def _adopt(self, handover: handover_objects.Handover) -> float:
+    def _adopt_objects(self, handover: handover_objects.Handover) -> float:
         """Adopt what the cluster lacks; return when to look again, 0 once all of it is seen.
 
         A watch that is late or disconnected shows writes after minutes, and the same writes would
@@ -296,19 +296,19 @@ class InstallController:
             self._writer.created,
         )
         if not actions:
-            self._repeats = Repeats()
+            self._backoff = RepeatBackoff()
             return 0.0
         now, names = self._clock.monotonic(), tuple(map(adoption.describe_action, actions))
-        wait_s = self._repeats.compute_wait_s(names, now)
+        wait_s = self._backoff.compute_wait_s(names, now)
         if wait_s > 0:
             return wait_s
-        self._repeats = self._repeats.follow(names, now)
+        self._backoff = self._backoff.record(names, now)
         for action in actions:
             # A conflict or an object that the watch does not show yet is decided again.
             self._writer.execute(action)
-        return self._repeats.pause_s
+        return self._backoff.pause_s
 
-    def _advance(
+    def _advance_image(
         self,
         handover: handover_objects.Handover,
         image: handover_objects.HandoverImage,
@@ -325,16 +325,18 @@ class InstallController:
         move = image_mover.ImageMove(handover, image, config, pool.configuration.name)
         delay_s = self._moves.start_due(move)
         state = self._moves.find_state(image)
-        self._measure(image.pool, is_late=bool(overdue) and not (state and state.is_done))
-        self._report(config, handover_objects.compute_condition(handover, image, state, overdue))
+        self._set_overdue(image.pool, is_late=bool(overdue) and not (state and state.is_done))
+        self._report_condition(
+            config, handover_objects.compute_condition(handover, image, state, overdue)
+        )
         return delay_s
 
-    def _measure(self, pool: str, *, is_late: bool) -> None:
+    def _set_overdue(self, pool: str, *, is_late: bool) -> None:
         if pool not in self._late and self._gauge is not None:
             self._gauge.set_function(pool, by=lambda: float(self._late.get(pool, False)))
         self._late[pool] = is_late
 
-    def _report(
+    def _report_condition(
         self, config: machineosconfig.MachineOSConfig, condition: object_meta.Condition
     ) -> None:
         known = next(
@@ -362,7 +364,7 @@ class InstallController:
         elif known is not None:
             self._recorder.record_warning(owner, condition.reason, condition.message)
 
-    def _finish(
+    def _finish_handover(
         self, handover: handover_objects.Handover, before: handover_objects.HandoverResult | None
     ) -> None:
         """Ask the nodes to drop the bootstrap registry, and inform the bootstrap host."""
@@ -447,7 +449,7 @@ class AdoptionWriter:
         """Execute one action; raise `ClusterError`."""
         match action:
             case adoption.CreateObject():
-                self._create(action)
+                self._create_object(action)
             case adoption.DeleteFailedBuild(build):
                 try:
                     self._client.delete(
@@ -516,7 +518,7 @@ class AdoptionWriter:
         )
         self.configs.record_write(config, machineosconfig.MachineOSConfig.from_json(written))
 
-    def _create(self, action: adoption.CreateObject) -> None:
+    def _create_object(self, action: adoption.CreateObject) -> None:
         kind, resource = action.resource.kind, action.resource
         place = action.namespace or (image_mode.NAMESPACE if resource.namespaced else "")
         try:
@@ -619,7 +621,7 @@ _FIRST_S, _MAX_S = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
+class RepeatBackoff:
     """The last writes, and the pause before equal ones: it doubles each time."""
 
     names: tuple[str, ...] = ()
@@ -631,7 +633,7 @@ class Repeats:
         """Return the seconds before these writes may be sent; 0 for other ones than the last."""
         return max(self.written_at + self.pause_s - now, 0.0) if names == self.names else 0.0
 
-    def follow(self, names: tuple[str, ...], now: float) -> "Repeats":
+    def record(self, names: tuple[str, ...], now: float) -> "RepeatBackoff":
         """Return the record after these writes."""
         is_equal = names == self.names
-        return Repeats(names, now, min(2 * self.pause_s, _MAX_S) if is_equal else _FIRST_S)
+        return RepeatBackoff(names, now, min(2 * self.pause_s, _MAX_S) if is_equal else _FIRST_S)

@@ -97,12 +97,18 @@ class _FieldReader:
         if value is None:
             return ()
         if not isinstance(value, list):
-            self._report(path, f"expected a list of pools, found {_describe(value)}", "write a "
-                         "list: - name: master")  # fmt: skip
+            self._add_problem(
+                path,
+                f"expected a list of pools, found {_describe_value(value)}",
+                "write a list: - name: master",
+            )
             return ()
         if len(value) > _MAX_POOLS:
-            self._report(path, f"expected at most {_MAX_POOLS} pools, found {len(value)}",
-                         "remove the others")  # fmt: skip
+            self._add_problem(
+                path,
+                f"expected at most {_MAX_POOLS} pools, found {len(value)}",
+                "remove the others",
+            )
             value = value[:_MAX_POOLS]
         pools: dict[str, image_mode.ImageModePool] = {}
         for index, entry in enumerate(value):
@@ -111,7 +117,7 @@ class _FieldReader:
                 continue
             if pool.name in pools:
                 first = self.pool_lines[list(pools).index(pool.name)]
-                self._report(
+                self._add_problem(
                     (*path, index),
                     f"pool {pool.name} is listed a second time, first in line {first}",
                     "remove one of the two entries",
@@ -126,11 +132,13 @@ class _FieldReader:
         name = self._read_text(values.get("name"), (*path, "name"))
         if not name:
             if isinstance(value, dict) and isinstance(values.get("name"), str | None):
-                self._report(path, "the pool has no name", "add the name, such as name: master")
+                self._add_problem(
+                    path, "the pool has no name", "add the name, such as name: master"
+                )
             return None
         push_spec = values.get("renderedImagePushSpec")
         if push_spec is None or push_spec == "":
-            self._report(
+            self._add_problem(
                 path,
                 f"pool {name:.{_MAX_QUOTED}} has no renderedImagePushSpec, the final name of its "
                 "image",
@@ -149,23 +157,23 @@ class _FieldReader:
             try:
                 parse_push_spec(text, where="renderedImagePushSpec")
             except ConfigError as error:
-                self._report(path, str(error), error.remedy)
+                self._add_problem(path, str(error), error.remedy)
         return text
 
     def _read_object(
         self, value: object, path: yaml11.FieldPath, known: Collection[str]
     ) -> dict[str, object]:
         if not isinstance(value, dict):
-            self._report(
+            self._add_problem(
                 path,
-                f"expected an object with {', '.join(known)}, found {_describe(value)}",
+                f"expected an object with {', '.join(known)}, found {_describe_value(value)}",
                 "write the fields on lines of their own below it",
             )
             return {}
         for name in value:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                self._report(
+                self._add_problem(
                     (*path, name),
                     f"unknown field {_format_path(path)}.{name:.{_MAX_QUOTED}}, expected "
                     f"{', '.join(known)}",
@@ -176,9 +184,9 @@ class _FieldReader:
     def _read_text(self, value: object, path: yaml11.FieldPath) -> str:
         if value is None or isinstance(value, str):
             return value or ""
-        self._report(
+        self._add_problem(
             path,
-            f"{_format_path(path)}: expected a string, found {_describe(value)}",
+            f"{_format_path(path)}: expected a string, found {_describe_value(value)}",
             "write it in quotes",
         )
         return ""
@@ -188,9 +196,9 @@ class _FieldReader:
             return True
         if isinstance(value, bool):
             return value
-        self._report(
+        self._add_problem(
             path,
-            f"{_format_path(path)}: expected true or false, found {_describe(value)}",
+            f"{_format_path(path)}: expected true or false, found {_describe_value(value)}",
             "set it to true",
         )
         return True
@@ -201,14 +209,15 @@ class _FieldReader:
             return default
         if isinstance(value, str) and value in tuple(choices):
             return choices(value)
-        self._report(
+        self._add_problem(
             path,
-            f"{_format_path(path)}: expected {' or '.join(choices)}, found {_describe(value)}",
+            f"{_format_path(path)}: expected {' or '.join(choices)}, "
+            f"found {_describe_value(value)}",
             f"set it to {default}, the default, or remove it",
         )
         return default
 
-    def _report(self, path: yaml11.FieldPath, text: str, remedy: str) -> None:
+    def _add_problem(self, path: yaml11.FieldPath, text: str, remedy: str) -> None:
         self.problems.append(FieldProblem(self.positions.find_line(*path), text, remedy))
 
 
@@ -217,7 +226,7 @@ def _format_path(path: yaml11.FieldPath) -> str:
     return text.removeprefix(".")
 
 
-def _describe(value: object) -> str:
+def _describe_value(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, dict):

@@ -73,13 +73,13 @@ class ImageMover:
         Returns what is not verified; empty for nothing. Raises `MoveFailed`, and `CopyStopped`.
         """
         try:
-            warning = self._copy(move, should_stop) if move.handover.registry else ""
-            self._look_up(move)
+            warning = self._copy_image(move, should_stop) if move.handover.registry else ""
+            self._look_up_image(move)
         except ClusterError as error:
             raise MoveFailed(CLUSTER_UNREADABLE, str(error)) from error
         return warning
 
-    def _copy(self, move: ImageMove, should_stop: Callable[[], bool]) -> str:
+    def _copy_image(self, move: ImageMove, should_stop: Callable[[], bool]) -> str:
         spec, handover = move.image.push_spec, move.handover
         source = copies.Place(
             RegistryClient(
@@ -92,7 +92,7 @@ class ImageMover:
             spec.repository,
         )
         try:
-            pusher = self._connect(move, self._reader.read_login(move.config.push_secret))
+            pusher = self._connect_registry(move, self._reader.read_login(move.config.push_secret))
         except ClusterError:
             raise
         except TreenailError as error:
@@ -151,7 +151,7 @@ class ImageMover:
             f"docker://{move.image.push_spec}",
         ) from error
 
-    def _look_up(self, move: ImageMove) -> None:
+    def _look_up_image(self, move: ImageMove) -> None:
         """Raise `MoveFailed` unless the login of the nodes finds the image."""
         image, spec = move.image.final_image, move.image.push_spec
         if not move.rendered:
@@ -161,7 +161,7 @@ class ImageMover:
                 "nodes: controller render writes it",
             )
         try:
-            client = self._connect(move, self._read_node_login(move.rendered))
+            client = self._connect_registry(move, self._read_node_login(move.rendered))
             try:
                 manifest = client.head_manifest(spec.repository, move.image.digest)
             finally:
@@ -197,7 +197,7 @@ class ImageMover:
         internal = pullsecret.parse_pull_secret(content, where="internalRegistryPullSecret")
         return pullsecret.merge_pull_secrets(internal, cluster)
 
-    def _connect(self, move: ImageMove, login: pullsecret.PullSecret) -> RegistryClient:
+    def _connect_registry(self, move: ImageMove, login: pullsecret.PullSecret) -> RegistryClient:
         spec = move.image.push_spec
         tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
         settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
