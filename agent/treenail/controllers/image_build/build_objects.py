@@ -178,7 +178,7 @@ def decode_report(text: str) -> build_facts.BuildReport:
 
 
 def _convert_report(report: build_facts.BuildReport, log: str | None) -> decode.Json:
-    entry: decode.Json = {"attempts": report.attempts, "seconds": _round(report.seconds)}
+    entry: decode.Json = {"attempts": report.attempts, "seconds": _round_seconds(report.seconds)}
     if report.jobs:
         entry["job"] = ",".join(report.jobs)
     if report.warning:
@@ -215,7 +215,7 @@ def _decode_seconds(fields: decode.Fields) -> dict[str, float]:
     }
 
 
-def _round(seconds: Mapping[str, float]) -> decode.Json:
+def _round_seconds(seconds: Mapping[str, float]) -> decode.Json:
     return {name: round(value, 3) for name, value in list(seconds.items())[:_MAX_PHASES]}
 
 

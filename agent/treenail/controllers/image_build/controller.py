@@ -57,7 +57,7 @@ _NEEDED_KINDS = frozenset(
 )
 SOFT_REASONS = frozenset({checks.InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
-FindHold = Callable[[str], str]
+FindHoldReason = Callable[[str], str]
 """Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
 
 
@@ -109,7 +109,7 @@ class ConfigLayerBuilder(Protocol):
         """
 
 
-def never_hold(_pool: str) -> str:
+def find_no_hold_reason(_pool: str) -> str:
     """Let every build begin."""
     return ""
 
@@ -124,7 +124,7 @@ class BuildDependencies:
     events: writer.BuildEvents
     pruner: ImagePruner | None = None
     """Deletes images that nothing refers to; None leaves all."""
-    find_hold: FindHold = never_hold
+    find_hold: FindHoldReason = find_no_hold_reason
 
 
 class BuildController:
@@ -136,14 +136,14 @@ class BuildController:
         self,
         client: api_client.Client,
         clock: clocks.Clock,
-        parts: BuildDependencies,
+        dependencies: BuildDependencies,
         *,
         namespace: str,
         metrics: controller_metrics.ControllerMetrics | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
-        self._parts = parts
+        self._dependencies = dependencies
         self._namespace = namespace
         self._executor = ThreadPoolExecutor(
             layer_builder.MAX_PARALLEL, thread_name_prefix="build-registry"
@@ -168,7 +168,7 @@ class BuildController:
         self._facts: dict[str, tuple[str, build_facts.BuildFacts]] = {}
         self._refusals: dict[str, str] = {}
         """The last refused write of each MachineOSConfig. Only its worker accesses it."""
-        self._desk: layer_builder.RegistryRequests
+        self._requests: layer_builder.RegistryRequests
         self._informers: informer_set.Informers
 
     def register_watches(
@@ -176,10 +176,10 @@ class BuildController:
     ) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._informers = informers
-        self._desk = layer_builder.RegistryRequests(self._executor, self._clock, enqueue)
+        self._requests = layer_builder.RegistryRequests(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
-        if self._parts.pruner is not None:
-            self._parts.pruner.start(self._executor, enqueue)
+        if self._dependencies.pruner is not None:
+            self._dependencies.pruner.start(self._executor, enqueue)
 
     def sync_key(self, key: str) -> float | None:
         """Decide and write until nothing is left; raise `ClusterError` to try again."""
@@ -203,7 +203,7 @@ class BuildController:
         for _ in range(MAX_ROUNDS):
             objects = self._find_objects(key)
             if objects is None or objects.config.is_deleting:
-                self._desk.keep_answers(key, frozenset())
+                self._requests.keep_answers(key, frozenset())
                 return None
             base = self._decide_base(objects)
             if base.write is not None or base.drops_record:
@@ -211,7 +211,7 @@ class BuildController:
                 continue
             if base.is_waiting:
                 return None
-            plan, situation = self._observe(objects, base)
+            plan, situation = self._observe_situation(objects, base)
             decision = decide.decide_builds(situation)
             writes = [
                 action
@@ -219,9 +219,13 @@ class BuildController:
                 if not isinstance(action, build_facts.AskRegistry)
             ]
             for action in decision.actions:
-                self._execute(action, key, plan)
+                self._execute_action(action, key, plan)
             if not writes:
-                delays = (decision.requeue_after_s, base.requeue_after_s, self._prune(objects))
+                delays = (
+                    decision.requeue_after_s,
+                    base.requeue_after_s,
+                    self._prune_images(objects),
+                )
                 return min((delay for delay in delays if delay is not None), default=None)
         return _BUSY_RETRY_S
 
@@ -229,9 +233,9 @@ class BuildController:
         """Write the refusal to the conditions of the MachineOSConfig, if that is permitted."""
         if (objects := self._find_objects(key)) is None or objects.config.is_deleting:
             return
-        self._parts.events.record_refusal(objects.config, self._refusals[key])
+        self._dependencies.events.record_refusal(objects.config, self._refusals[key])
         with suppress(errors.ClusterError):
-            _plan, situation = self._observe(objects, self._decide_base(objects))
+            _, situation = self._observe_situation(objects, self._decide_base(objects))
             for action in decide.decide_builds(situation).actions:
                 if isinstance(action, build_facts.SetConfigStatus):
                     self._writer.execute(action, objects)
@@ -282,7 +286,7 @@ class BuildController:
             return base_image.BaseDecision(
                 problem=build_facts.BuildProblem(checks.InputReason.ANNOTATION_INVALID, str(error))
             )
-        planner, answers = self._parts.planner, self._desk.get_answers(config.name)
+        planner, answers = self._dependencies.planner, self._requests.get_answers(config.name)
         try:
             login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
         except errors.ConfigError as error:
@@ -296,10 +300,10 @@ class BuildController:
         base = base_image.decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
             architectures = build_planner.choose_architectures(self._find_architectures(objects))
-            self._desk.ask(
+            self._requests.ask(
                 config.name,
                 question,
-                lambda: self._parts.layers.resolve_base(question, architectures, config),
+                lambda: self._dependencies.layers.resolve_base(question, architectures, config),
             )
         return base
 
@@ -313,15 +317,15 @@ class BuildController:
         change = image_tags.find_tag_change(image_tags.decode_base_record(before), base.write)
         if change is None:
             return
-        self._parts.events.record_tag_change(config, change)
+        self._dependencies.events.record_tag_change(config, change)
         if self._tag_metrics is not None:
             self._tag_metrics.record_change(change, config.pool)
 
-    def _observe(
+    def _observe_situation(
         self, objects: writer.CachedObjects, base: base_image.BaseDecision
     ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildSituation]:
         config = objects.config
-        plan, problem = self._plan(objects, base.problem)
+        plan, problem = self._plan_build(objects, base.problem)
         all_builds = self._make_facts(objects.builds)
         own = tuple(build for build in all_builds if build.image_config == config.name)
         wanted = None if plan is None else plan.wanted
@@ -330,7 +334,7 @@ class BuildController:
         share_keys = frozenset[str]() if wanted is None else wanted.share_keys
         running = [build for build in all_builds if not build.has_ended]
         kept = {build.uid for build in own} | base.kept_answers
-        self._desk.keep_answers(config.name, frozenset(kept))
+        self._requests.keep_answers(config.name, frozenset(kept))
         condition = next(
             (
                 condition
@@ -346,7 +350,7 @@ class BuildController:
             now=self._clock.now(),
             wanted=wanted,
             problem=problem,
-            hold=self._parts.find_hold(config.pool) if is_first else "",
+            hold=self._dependencies.find_hold(config.pool) if is_first else "",
             builds=own,
             jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
             needed_keys=frozenset(
@@ -358,7 +362,7 @@ class BuildController:
             system_images=build_planner.find_system_images(
                 all_builds, share_keys, build_planner.find_pushed_systems(config, plan)
             ),
-            answers=self._desk.get_answers(config.name),
+            answers=self._requests.get_answers(config.name),
             pool_condition=condition,
             base_condition=base.condition,
             refusal=self._refusals.get(config.name, ""),
@@ -373,7 +377,7 @@ class BuildController:
             () if current is None else build_objects.read_architectures(current)
         )
 
-    def _plan(
+    def _plan_build(
         self, objects: writer.CachedObjects, base: build_facts.BuildProblem | None
     ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildProblem | None]:
         """Return the plan, and why it must not begin."""
@@ -386,7 +390,7 @@ class BuildController:
         if base is not None:
             return None, base
         try:
-            plan = self._parts.planner.plan_build(
+            plan = self._dependencies.planner.plan_build(
                 config, pool, self._find_architectures(objects), objects.has_ended
             )
         except build_planner.BuildRefused as error:
@@ -403,7 +407,7 @@ class BuildController:
         self, config: machineosconfig.MachineOSConfig
     ) -> build_facts.BuildProblem | None:
         try:
-            return self._parts.planner.check_secrets(config)
+            return self._dependencies.planner.check_secrets(config)
         except errors.ForbiddenError as error:
             return _describe_refused_read(error)
 
@@ -454,9 +458,9 @@ class BuildController:
 
     # Writes
 
-    def _prune(self, objects: writer.CachedObjects) -> float | None:
+    def _prune_images(self, objects: writer.CachedObjects) -> float | None:
         """Delete images of deleted builds from the registry; return when to try again."""
-        config, pruner = objects.config, self._parts.pruner
+        config, pruner = objects.config, self._dependencies.pruner
         if pruner is None:
             return None
         name = config.name
@@ -475,7 +479,7 @@ class BuildController:
             return _BUSY_RETRY_S
         return pruner.consider(config, build_objects.find_prune_candidates(config, builds))
 
-    def _execute(
+    def _execute_action(
         self, action: build_facts.BuildAction, name: str, plan: build_planner.BuildPlan | None
     ) -> None:
         objects = self._find_objects(name)
@@ -485,15 +489,17 @@ class BuildController:
             case build_facts.AskRegistry(question):
                 if plan is not None and not isinstance(question, build_facts.ResolveBase):
                     ready = plan
-                    self._desk.ask(
+                    self._requests.ask(
                         name,
                         question,
-                        lambda: self._parts.layers.answer_question(question, ready, objects.config),
+                        lambda: self._dependencies.layers.answer_question(
+                            question, ready, objects.config
+                        ),
                     )
             case build_facts.CreateJob(system, build, attempt):
                 if plan is not None:
                     is_first = self._views.has_only_control_plane()
-                    self._parts.jobs.start_attempt(
+                    self._dependencies.jobs.start_attempt(
                         replace(plan, can_use_control_plane=is_first),
                         plan.get_system(system.name),
                         objects.config,
@@ -501,9 +507,9 @@ class BuildController:
                         attempt,
                     )
             case build_facts.AdoptJob(job, build):
-                self._parts.jobs.adopt_attempt(job, objects.builds[build])
+                self._dependencies.jobs.adopt_attempt(job, objects.builds[build])
             case build_facts.DeleteJob(job, why, has_inputs):
-                self._parts.jobs.end_attempt(job, has_inputs=has_inputs)
+                self._dependencies.jobs.end_attempt(job, has_inputs=has_inputs)
                 self._own_job_deletions.record_deletion(job.uid)
                 log.info("deleted Job %s: %s", job.name, why)
             case _:
@@ -515,9 +521,9 @@ class BuildController:
         self, action: build_facts.SetBuildStatus, objects: writer.CachedObjects
     ) -> None:
         build, config = objects.builds[action.build], objects.config
-        if action.digest and self._parts.pruner is not None:
-            self._parts.pruner.request(config.name)
-        self._parts.events.record_status(action, build, config)
+        if action.digest and self._dependencies.pruner is not None:
+            self._dependencies.pruner.request(config.name)
+        self._dependencies.events.record_status(action, build, config)
         if self._metrics is None:
             return
         self._metrics.record_status(action, build, config.pool, self._clock.now())
@@ -550,7 +556,7 @@ class BuildOptions:
     signing_key: SigningKey | None = None
     limits: RegistryLimits | None = None
     """Of requests that add the config to an image."""
-    find_hold: FindHold = never_hold
+    find_hold: FindHoldReason = find_no_hold_reason
     late_writes: lease.LateWrites | None = None
     """None for a process that always leads."""
 
@@ -570,7 +576,7 @@ def make_build_controller(
         reader, options=build_inputs.list_builder_options(has_cache=bool(settings.cache_repository))
     )
     gate, events = layer_builder.RepositoryGate(), writer.BuildEvents(recorder)
-    parts = BuildDependencies(
+    dependencies = BuildDependencies(
         planner,
         job_builder.JobBuilder(client, planner, settings, chosen.late_writes),
         layer_builder.LayerBuilder(
@@ -587,4 +593,6 @@ def make_build_controller(
         ),
         chosen.find_hold,
     )
-    return BuildController(client, clock, parts, namespace=settings.namespace, metrics=metrics)
+    return BuildController(
+        client, clock, dependencies, namespace=settings.namespace, metrics=metrics
+    )

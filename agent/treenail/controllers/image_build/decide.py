@@ -49,10 +49,10 @@ class BuildDecision:
 
 def decide_builds(situation: build_facts.BuildSituation) -> BuildDecision:
     """Decide the next writes for a MachineOSConfig."""
-    return _Decider(situation).decide()
+    return _BuildDecider(situation).decide()
 
 
-class _Decider:
+class _BuildDecider:
     """Collects the actions of one decision."""
 
     def __init__(self, situation: build_facts.BuildSituation) -> None:
@@ -75,7 +75,7 @@ class _Decider:
             message = f"MachineOSBuild {wanted.name} of newer inputs replaces it"
             self._end_superseded(wanted.name, message)
             build = self._decide_wanted(wanted, build)
-        self._report(build)
+        self._report_config(build)
         builds = tuple(self._builds.values())
         self._actions += decide_systems.find_job_deletions(self._situation, builds, self._actions)
         kept = "" if build is None else build.name
@@ -97,7 +97,7 @@ class _Decider:
         if build is not None and build.is_deleting:
             return None
         if build is None:
-            self._create(wanted)
+            self._create_build(wanted)
             return None
         if self._config.rebuild_of == build.uid:
             self._actions.append(
@@ -113,7 +113,7 @@ class _Decider:
             self._actions.append(build_facts.SetCurrentBuild(build.name))
         match build.state:
             case BuildState.SUCCEEDED:
-                return self._serve(build)
+                return self._publish_image(build)
             case BuildState.INTERRUPTED if build.reason != build_result.BuildReason.CANCELLED:
                 # Its inputs are wanted again. A build that has ended cannot begin again.
                 why = "its inputs are requested again"
@@ -122,9 +122,9 @@ class _Decider:
             case BuildState.FAILED | BuildState.INTERRUPTED:
                 return build
             case _:
-                return self._advance(wanted, build)
+                return self._advance_build(wanted, build)
 
-    def _create(self, wanted: build_facts.WantedBuild) -> None:
+    def _create_build(self, wanted: build_facts.WantedBuild) -> None:
         if self._situation.problem is not None:
             return
         if self._situation.hold:
@@ -142,15 +142,15 @@ class _Decider:
             )
         self._actions.append(build_facts.CreateBuild(wanted, self._config.rebuild_of, failed))
 
-    def _serve(self, build: build_facts.BuildFacts) -> build_facts.BuildFacts | None:
+    def _publish_image(self, build: build_facts.BuildFacts) -> build_facts.BuildFacts | None:
         """Give the image of a finished build to the pool, once the registry has it."""
         if self._config.pull_spec == build.digest or self._is_given(build):
             return build
-        answer = self._registry.ask(build_facts.CheckImage(build.uid, build.digest))
+        answer = self._registry.ask_registry(build_facts.CheckImage(build.uid, build.digest))
         if answer is None:
             return build
         if answer.failure is not None:
-            self._registry.retry(build_facts.CheckImage(build.uid, build.digest), answer)
+            self._registry.retry_question(build_facts.CheckImage(build.uid, build.digest), answer)
             return build
         if not answer.pull_spec:
             why = f"the registry no longer has {build.digest}"
@@ -169,7 +169,7 @@ class _Decider:
             build.reason == build_result.PRE_BUILT_SEEDED and build.digest == self._config.pre_built
         )
 
-    def _advance(
+    def _advance_build(
         self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts
     ) -> build_facts.BuildFacts:
         report = build.report
@@ -193,9 +193,9 @@ class _Decider:
             return self._build_systems(wanted, build, is_waiting=is_waiting)
         if is_waiting:
             return self._set_status(build, BuildState.BUILDING, *status.format_retry(report))
-        return self._append(wanted, build)
+        return self._append_config(wanted, build)
 
-    def _append(
+    def _append_config(
         self, wanted: build_facts.WantedBuild, build: build_facts.BuildFacts
     ) -> build_facts.BuildFacts:
         sources = tuple(
@@ -210,11 +210,11 @@ class _Decider:
         question = build_facts.AppendConfig(
             build.uid, attempt, sources, build.push_spec, wanted.config
         )
-        answer = self._registry.ask(question)
+        answer = self._registry.ask_registry(question)
         if answer is None:
             return build
         if answer.failure is not None:
-            return self._fail(build, answer.failure)
+            return self._fail_attempt(build, answer.failure)
         report = replace(
             build.report,
             retry_at=None,
@@ -235,7 +235,9 @@ class _Decider:
         steps: dict[str, decide_systems.SystemStep] = {}
         for system in wanted.systems:
             if system.needs_job and not build.get_system(system.name).image:
-                steps[system.name] = self._systems.decide(system, build, is_waiting=is_waiting)
+                steps[system.name] = self._systems.decide_system(
+                    system, build, is_waiting=is_waiting
+                )
         before = build.systems
         changed = {name: step.facts for name, step in steps.items()}
         build = replace(build, systems={**before, **changed}, job=_choose_job(steps) or build.job)
@@ -255,7 +257,7 @@ class _Decider:
             if build.state is BuildState.INITIAL:
                 images = ", ".join(step.facts.image for step in steps.values())
                 build = self._set_status(build, BuildState.BUILDING, "", f"reusing {images}")
-            return self._append(wanted, build)
+            return self._append_config(wanted, build)
         return self._report_progress(build, steps)
 
     def _add_results(
@@ -307,9 +309,9 @@ class _Decider:
                 build_result.classify_retry(failure.reason) is not build_result.RetryClass.USER
             ),
         )
-        return self._fail(build, chosen, tuple(job for _, job in failed if job))
+        return self._fail_attempt(build, chosen, tuple(job for _, job in failed if job))
 
-    def _fail(
+    def _fail_attempt(
         self,
         build: build_facts.BuildFacts,
         failure: build_facts.AttemptFailure,
@@ -337,7 +339,7 @@ class _Decider:
                 )
                 self._builds[build.name] = ended
 
-    def _report(self, build: build_facts.BuildFacts | None) -> None:
+    def _report_config(self, build: build_facts.BuildFacts | None) -> None:
         """Write the status of the MachineOSConfig, and the condition of the pool."""
         if build is not None:
             self._builds[build.name] = build

@@ -127,14 +127,14 @@ class RegistryQuestions:
         self._actions = actions
         self._delays = delays
 
-    def ask(self, question: build_facts.Question) -> build_facts.Answer | None:
+    def ask_registry(self, question: build_facts.Question) -> build_facts.Answer | None:
         """Return the answer of a registry; None, and a request for it, without one."""
         answer = self._situation.answers.get(question)
         if answer is None:
             self._actions.append(build_facts.AskRegistry(question))
         return answer
 
-    def retry(self, question: build_facts.Question, answer: build_facts.Answer) -> None:
+    def retry_question(self, question: build_facts.Question, answer: build_facts.Answer) -> None:
         """Ask again after a failure, at once or after the delay."""
         delay = build_result.compute_retry_delay(answer.count)
         due = answer.at + (3600.0 if delay is None else delay.total_seconds())
@@ -157,7 +157,7 @@ class SystemDecider:
         self._actions = actions
         self._registry = registry
 
-    def decide(
+    def decide_system(
         self, system: build_facts.WantedSystem, build: build_facts.BuildFacts, *, is_waiting: bool
     ) -> SystemStep:
         """Follow the Job of the system part, or start one unless the next attempt is not due."""
@@ -165,20 +165,20 @@ class SystemDecider:
         facts = replace(system.initial, job=known.job)
         job = self._find_own_job(system, build)
         if job is not None:
-            return self._follow(system, build, replace(facts, job=job.name), job)
+            return self._follow_job(system, build, replace(facts, job=job.name), job)
         if is_waiting:
             return SystemStep(facts)
         if not build.rebuild_of and not known.job:
             for image in self._situation.system_images.get(system.share_key, ()):
                 question = build_facts.CheckImage(build.uid, image, build.report.attempts + 1)
-                answer = self._registry.ask(question)
+                answer = self._registry.ask_registry(question)
                 if answer is None:
                     return SystemStep(facts)
                 if answer.failure is not None:
                     return SystemStep(facts, failure=answer.failure)
                 if answer.pull_spec:
                     return SystemStep(replace(facts, image=image))
-        return self._start(system, build, facts)
+        return self._start_job(system, build, facts)
 
     def _find_own_job(
         self, system: build_facts.WantedSystem, build: build_facts.BuildFacts
@@ -196,7 +196,7 @@ class SystemDecider:
         ]
         return min(own, key=lambda job: job.name != recorded, default=None)
 
-    def _start(
+    def _start_job(
         self,
         system: build_facts.WantedSystem,
         build: build_facts.BuildFacts,
@@ -205,7 +205,7 @@ class SystemDecider:
         attempt = build.report.attempts + 1
         own_name = build_facts.make_job_name(build.name, attempt, system.name)
         if facts.job == own_name and facts.job not in build.report.jobs:
-            return _cancel(facts)
+            return _make_cancelled_step(facts)
         same = [job for job in self._situation.jobs if job.share_key == system.share_key]
         unfinished = [
             job
@@ -230,7 +230,7 @@ class SystemDecider:
             first = min(usable, key=lambda job: job.name)
             if build.uid not in first.owners:
                 self._actions.append(build_facts.AdoptJob(first, build.name))
-            return self._follow(system, build, replace(facts, job=first.name), first)
+            return self._follow_job(system, build, replace(facts, job=first.name), first)
         if any(job.is_running for job in unfinished):
             # It has the name of a Job that failed: only one of a key may run.
             return SystemStep(facts)
@@ -245,7 +245,9 @@ class SystemDecider:
         if self._situation.problem is not None:
             return SystemStep(facts)
         # One answer for all architectures: they are pushed to one repository.
-        answer = self._registry.ask(build_facts.CheckPush(build.uid, build.push_spec, attempt))
+        answer = self._registry.ask_registry(
+            build_facts.CheckPush(build.uid, build.push_spec, attempt)
+        )
         if answer is None:
             return SystemStep(facts)
         if answer.failure is not None:
@@ -254,7 +256,7 @@ class SystemDecider:
         message = f"created Job {own_name}"
         return SystemStep(replace(facts, job=own_name), BuildState.PREPARED, "", message)
 
-    def _follow(
+    def _follow_job(
         self,
         system: build_facts.WantedSystem,
         build: build_facts.BuildFacts,
@@ -285,7 +287,7 @@ class SystemDecider:
                 facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
             )
         if job.is_deleting:
-            return SystemStep(facts) if job.build != build.name else _cancel(facts)
+            return SystemStep(facts) if job.build != build.name else _make_cancelled_step(facts)
         state = BuildState(job.state.value)
         reason = status.UNSCHEDULABLE if job.unschedulable and not job.phase else ""
         message = status.format_job_progress(job, build.report, system.architecture)
@@ -307,11 +309,11 @@ class SystemDecider:
                 facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
             )
         question = build_facts.CheckImage(build.uid, image)
-        answer = self._registry.ask(question)
+        answer = self._registry.ask_registry(question)
         if answer is None:
             return SystemStep(facts, BuildState.BUILDING, "", f"verifying {image}")
         if answer.failure is not None:
-            self._registry.retry(question, answer)
+            self._registry.retry_question(question, answer)
             message = f"cannot verify {image}: {answer.failure.message}; verifying it again"
             return SystemStep(facts, BuildState.BUILDING, answer.failure.reason, message)
         if not answer.pull_spec:
@@ -338,7 +340,7 @@ def _is_counted(job: build_facts.JobFacts, build: build_facts.BuildFacts) -> boo
     )
 
 
-def _cancel(facts: build_facts.SystemFacts) -> SystemStep:
+def _make_cancelled_step(facts: build_facts.SystemFacts) -> SystemStep:
     message = f"Job {facts.job} was deleted while it ran"
     return SystemStep(facts, message=message, is_cancelled=True)
 

@@ -106,11 +106,13 @@ class RegistryRequests:
         waiting = self._waiting.get(registry)
         while waiting and self._running.get(registry, 0) < MAX_PER_REGISTRY:
             self._running[registry] = self._running.get(registry, 0) + 1
-            self._executor.submit(self._run, registry, *waiting.popleft())
+            self._executor.submit(self._answer_question, registry, *waiting.popleft())
         if not waiting:
             self._waiting.pop(registry, None)
 
-    def _run(self, registry: str, owner: str, question: build_facts.Question, work: Work) -> None:
+    def _answer_question(
+        self, registry: str, owner: str, question: build_facts.Question, work: Work
+    ) -> None:
         try:
             answer = work()
         except Exception:
@@ -267,7 +269,7 @@ class LayerBuilder:
 
         def resolve(place: registries.ImageName) -> str:
             login = self._planner.read_base_login(config)
-            client = self._connect(place.registry, place.repository, login)
+            client = self._connect_registry(place.registry, place.repository, login)
             try:
                 manifest = client.get_manifest(place.repository, place.reference)
                 for architecture in architectures:
@@ -278,7 +280,7 @@ class LayerBuilder:
             return spec.make_pull_spec(manifest.digest)
 
         try:
-            image = self._attempt(
+            image = self._run_attempt(
                 build_result.BuildPhase.FETCH,
                 lambda: registries.pull_from_places(image_name, mirrors, resolve),
             )
@@ -311,7 +313,7 @@ class LayerBuilder:
 
         def find() -> str:
             login = self._planner.read_push_login(config)
-            client = self._connect(spec.registry, spec.repository, login)
+            client = self._connect_registry(spec.registry, spec.repository, login)
             try:
                 manifest = client.head_manifest(spec.repository, spec.tag)
             finally:
@@ -319,7 +321,7 @@ class LayerBuilder:
             return "" if manifest is None else spec.make_pull_spec(manifest.digest)
 
         try:
-            pull_spec = self._attempt(build_result.BuildPhase.PUSH, find)
+            pull_spec = self._run_attempt(build_result.BuildPhase.PUSH, find)
         except AttemptFailed as error:
             return build_facts.Answer(self._clock.now(), error.failure)
         return build_facts.Answer(self._clock.now(), pull_spec=pull_spec)
@@ -333,20 +335,20 @@ class LayerBuilder:
 
         def check() -> bool:
             login = self._planner.read_push_login(config)
-            client = self._connect(spec.registry, spec.repository, login)
+            client = self._connect_registry(spec.registry, spec.repository, login)
             try:
                 return has_complete_image(client, spec.repository, spec.digest)
             finally:
                 client.close()
 
-        return self._attempt(build_result.BuildPhase.PUSH, check)
+        return self._run_attempt(build_result.BuildPhase.PUSH, check)
 
     def _check_image(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
         """Return the image, empty when the registry does not have it."""
         spec = pullspec.parse_pull_spec(image, where="image")
 
         def check() -> bool:
-            client = self._connect(
+            client = self._connect_registry(
                 spec.registry, spec.repository, self._planner.read_push_login(config)
             )
             try:
@@ -354,7 +356,7 @@ class LayerBuilder:
             finally:
                 client.close()
 
-        return image if self._attempt(build_result.BuildPhase.PUSH, check) else ""
+        return image if self._run_attempt(build_result.BuildPhase.PUSH, check) else ""
 
     def _check_push(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
         """Return the push spec; raise `AttemptFailed` if the registry refuses the login.
@@ -365,14 +367,14 @@ class LayerBuilder:
 
         def check() -> None:
             login = self._planner.read_push_login(config)
-            client = self._connect(spec.registry, spec.repository, login)
+            client = self._connect_registry(spec.registry, spec.repository, login)
             try:
                 uploads.verify_push_access(client, spec.repository)
             finally:
                 client.close()
 
         try:
-            self._attempt(build_result.BuildPhase.PUSH, check)
+            self._run_attempt(build_result.BuildPhase.PUSH, check)
         except AttemptFailed as error:
             if error.failure.reason in _REFUSALS:
                 raise
@@ -394,7 +396,7 @@ class LayerBuilder:
                 rendered, trust_bundle=self._planner.read_trust_bundle()
             )
 
-        layer = self._attempt(build_result.BuildPhase.BUILD, read_layer)
+        layer = self._run_attempt(build_result.BuildPhase.BUILD, read_layer)
         if layer.problems:
             shown = "; ".join(
                 f"{problem.path}: {problem.why}" for problem in layer.problems[:_MAX_PROBLEMS]
@@ -407,15 +409,15 @@ class LayerBuilder:
             )
         with ExitStack() as stack:
             sources = [
-                self._attempt(
+                self._run_attempt(
                     build_result.BuildPhase.FETCH,
                     partial(self._open_source, stack, source, plan, config),
                 )
                 for source in question.sources
             ]
-            pusher = self._attempt(
+            pusher = self._run_attempt(
                 build_result.BuildPhase.PUSH,
-                lambda: self._connect(
+                lambda: self._connect_registry(
                     target.registry, target.repository, self._planner.read_push_login(config)
                 ),
             )
@@ -429,14 +431,14 @@ class LayerBuilder:
                     build_result.BuildReason.REGISTRY_BUSY, str(error)
                 )
                 raise AttemptFailed(failure) from error
-            appended = self._attempt(
+            appended = self._run_attempt(
                 build_result.BuildPhase.PUSH,
                 partial(_push_images, sources, layer, plan.labels, destination),
             )
             # Before the rollout: nodes may require the signature. They verify that of an instance.
             for digest in (*appended.instances, appended.digest):
                 if key := self._signing_key:
-                    self._attempt(
+                    self._run_attempt(
                         build_result.BuildPhase.PUSH,
                         partial(signatures.sign_image, pusher, target.repository, digest, key),
                     )
@@ -461,7 +463,7 @@ class LayerBuilder:
         )
 
         def open_place(place: registries.ImageName) -> ImageSource:
-            client = self._connect(place.registry, place.repository, login)
+            client = self._connect_registry(place.registry, place.repository, login)
             stack.callback(client.close)
             image = resolve_image(client, place.repository, place.reference, architecture)
             return ImageSource(client, image)
@@ -538,7 +540,7 @@ class LayerBuilder:
             log.warning("%s: %s", wanted.name, problem)
         return "; ".join(problems)
 
-    def _connect(
+    def _connect_registry(
         self, registry: str, repository: str, login: pullsecret.PullSecret
     ) -> RegistryClient:
         if endpoint := self._endpoints.get(f"{registry}/{repository}"):
@@ -553,7 +555,7 @@ class LayerBuilder:
         settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
         return settings.make_client(registry, repository, self._clock)
 
-    def _attempt(self, phase: build_result.BuildPhase, call: Callable[[], T]) -> T:
+    def _run_attempt(self, phase: build_result.BuildPhase, call: Callable[[], T]) -> T:
         """Call, and convert errors to the reason that they have in this phase."""
         try:
             return call()
@@ -602,7 +604,7 @@ class TagResolver:
     def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
         """Return the image by digest: that of its list of manifests, if it is one."""
         try:
-            pull_spec = self._resolve(image, architectures, secret)
+            pull_spec = self._resolve_digest(image, architectures, secret)
         except errors.ClusterError as error:
             # The API server, not the registry: retry as an outage.
             reason = build_result.BuildReason.REGISTRY_UNREACHABLE
@@ -616,7 +618,7 @@ class TagResolver:
         """Return a text that changes with the login and with the CAs."""
         return self._reader.compute_access_version(secret)
 
-    def _resolve(self, image: str, architectures: frozenset[str], secret: str) -> str:
+    def _resolve_digest(self, image: str, architectures: frozenset[str], secret: str) -> str:
         spec = push_spec.parse_push_spec(image, where="tag")
         login = self._reader.read_base_login(secret)
         tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))

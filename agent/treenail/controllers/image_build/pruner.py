@@ -87,7 +87,7 @@ class ReferenceReader:
         self._client = client
         self._reader = reader
 
-    def read(self) -> ImageReferences:
+    def read_references(self) -> ImageReferences:
         """Return the present references; raises `ClusterError`, `ConfigError`."""
         references = ImageReferences()
         configs: set[str] = set()
@@ -164,7 +164,7 @@ def _find_configs(
 
 
 @dataclass(slots=True)
-class _State:
+class _PruneState:
     next_at: float = 0.0
     gone: frozenset[str] = frozenset()
     """Pull specs of images that the registry no longer has."""
@@ -195,7 +195,7 @@ class ImagePruner:
         self._gate = gate
         self._proxies = proxies
         self._lock = threading.Lock()
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _PruneState] = {}
         self._is_running = False
         self._executor: Executor
         self._notify: Callable[[str], None]
@@ -229,10 +229,10 @@ class ImagePruner:
                 return _BUSY_S
             self._is_running = True
             state.next_at = now + PACE_S
-        self._executor.submit(self._run, config, tuple(candidates))
+        self._executor.submit(self._run_pass, config, tuple(candidates))
         return PACE_S
 
-    def _postpone(self, name: str) -> None:
+    def _postpone_pass(self, name: str) -> None:
         with self._lock:
             self._get_state(name).next_at = self._clock.monotonic() + _BUSY_S
 
@@ -251,10 +251,10 @@ class ImagePruner:
         with self._lock:
             self._get_state(name).gone -= gone
 
-    def _get_state(self, name: str) -> _State:
-        return self._states.setdefault(name, _State())
+    def _get_state(self, name: str) -> _PruneState:
+        return self._states.setdefault(name, _PruneState())
 
-    def _run(
+    def _run_pass(
         self,
         config: machineosconfig.MachineOSConfig,
         candidates: Sequence[build_objects.PushedImage],
@@ -289,7 +289,7 @@ class ImagePruner:
             self._gate.close(f"{spec.registry}/{spec.repository}") as is_free,
         ):
             if not is_free:
-                self._postpone(config.name)
+                self._postpone_pass(config.name)
                 return frozenset()
             return self._delete_candidates(client, spec.repository, config, images)
 
@@ -309,18 +309,18 @@ class ImagePruner:
         stored = read_candidates(client, repository, by_digest, cache, check_time)
         present = {image.digest for image in stored}
         # As late as possible: a reference that appears meanwhile must count.
-        present_references = self._references.read()
+        present_references = self._references.read_references()
         references = _protect_tags(present_references, images)
         previous = _find_previous(present_references, config, images)
         plan = plan_pruning(stored, references, previous)
         result = delete_images(
             client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
         )
-        self._report(result, config, repository)
+        self._record_result(result, config, repository)
         absent = (by_digest.keys() - present) | set(result.deleted)
         return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
 
-    def _report(
+    def _record_result(
         self, result: PruneResult, config: machineosconfig.MachineOSConfig, repository: str
     ) -> None:
         """Record the end of a pass; a lasting refusal is reported once."""

@@ -67,7 +67,7 @@ def format_failure(
             f"; then run: kubectl annotate machineosconfig {config or 'NAME'} "
             "machineconfiguration.openshift.io/rebuild="
         )
-    return _join(f"{_format_cause(failure)}{tried}", remedy)
+    return _join_remedy(f"{_format_cause(failure)}{tried}", remedy)
 
 
 def format_retry(report: build_facts.BuildReport) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def format_retry(report: build_facts.BuildReport) -> tuple[str, str]:
     if failure is None or report.retry_at is None:
         return "", ""
     wait = f"attempt {report.attempts} failed; next attempt at {format_rfc3339(report.retry_at)}"
-    return failure.reason, _join(
+    return failure.reason, _join_remedy(
         f"{_format_cause(failure)}; {wait}", build_result.REMEDIES[failure.reason]
     )
 
@@ -135,7 +135,7 @@ def compute_config_conditions(
             Kind.BUILD_PROGRESSING,
             "False",
             InputReason.REQUEST_REFUSED,
-            _join(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
+            _join_remedy(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
         )
     return accepted, ready, progressing
 
@@ -200,7 +200,7 @@ def _find_last_output(log: str) -> str:
     return " | ".join(own[-_OUTPUT_LINES:])[-_OUTPUT_LIMIT:]
 
 
-def _join(cause: str, remedy: str) -> str:
+def _join_remedy(cause: str, remedy: str) -> str:
     room = max(MESSAGE_LIMIT - len(remedy) - 2, 0)
     return f"{cause[:room]}; {remedy}" if remedy else cause[:MESSAGE_LIMIT]
 
