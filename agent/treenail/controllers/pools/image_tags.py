@@ -5,8 +5,8 @@
 A tag is resolved once. While it is watched, it is resolved again within windows, and a new digest
 is followed. A tag that moves back or disappears is reported, and not followed.
 
-`TagRecord` keeps how a tag was resolved. `TagDesk` asks registries on other threads, so that a slow
-registry delays no pool.
+`TagRecord` keeps how a tag was resolved. `TagRequests` asks registries on other threads, so that a
+slow registry delays no pool.
 """
 
 import json
@@ -231,7 +231,7 @@ class _TagDecider:
         if record.is_for_rebuild and not facts.rebuild_requested:
             return TagDecision(write=replace(record, is_for_rebuild=False))
         if facts.is_watched:
-            return self._watch_tag(record, question)
+            return self._check_tag(record, question)
         return TagDecision(condition=self._make_condition(record))
 
     def _resolve_first(self, question: TagQuestion) -> TagDecision:
@@ -240,7 +240,7 @@ class _TagDecider:
             return TagDecision(question=question, is_waiting=True)
         if answer.reason is not None:
             problem = self._describe_failure(answer)
-            retried = self._retry(question, answer, problem)
+            retried = self._retry_question(question, answer, problem)
             return replace(retried, problem=problem)
         record = TagRecord(
             self._facts.tag,
@@ -262,10 +262,10 @@ class _TagDecider:
             problem = self._describe_failure(answer, record.image)
             if answer.reason is build_result.BuildReason.BASE_NOT_FOUND:
                 return TagDecision(write=replace(changed, problem=problem))
-            return replace(self._retry(question, answer, problem), holds_rebuild=True)
-        return TagDecision(write=_follow(changed, answer))
+            return replace(self._retry_question(question, answer, problem), holds_rebuild=True)
+        return TagDecision(write=_follow_tag(changed, answer))
 
-    def _watch_tag(self, record: TagRecord, question: TagQuestion) -> TagDecision:
+    def _check_tag(self, record: TagRecord, question: TagQuestion) -> TagDecision:
         condition = self._make_condition(record)
         if self._facts.opens_in_s is not None:
             return TagDecision(condition=condition, requeue_after_s=self._facts.opens_in_s)
@@ -278,13 +278,15 @@ class _TagDecider:
         elif answer.image in record.earlier:
             updated = replace(record, problem=self._describe_move_back(record, answer.image))
         else:
-            updated = _follow(record, answer)
+            updated = _follow_tag(record, answer)
         if updated != record:
             return TagDecision(write=updated)
         delay = answer.at + CHECK_INTERVAL_S - self._now
         return TagDecision(condition=condition, requeue_after_s=delay)
 
-    def _retry(self, question: TagQuestion, answer: TagAnswer, problem: TagProblem) -> TagDecision:
+    def _retry_question(
+        self, question: TagQuestion, answer: TagAnswer, problem: TagProblem
+    ) -> TagDecision:
         delay = build_result.compute_retry_delay(answer.count)
         due = answer.at + (_LAST_RETRY_S if delay is None else delay.total_seconds())
         condition = self._make_false_condition(problem)
@@ -325,7 +327,7 @@ class _TagDecider:
         )
 
 
-def _follow(record: TagRecord, answer: TagAnswer) -> TagRecord:
+def _follow_tag(record: TagRecord, answer: TagAnswer) -> TagRecord:
     """Return the record with the image of the answer."""
     image = answer.image
     if image == record.image:
@@ -383,7 +385,7 @@ class LazyTagSource:
             return self._source
 
 
-class TagDesk:
+class TagRequests:
     """The last question of each owner and its answer. Thread-safe."""
 
     def __init__(self, executor: Executor, notify: Callable[[str], None]) -> None:
@@ -399,7 +401,7 @@ class TagDesk:
             if (owner, question) in self._open:
                 return
             self._open.add((owner, question))
-        self._executor.submit(self._run, owner, question, work)
+        self._executor.submit(self._run_question, owner, question, work)
 
     def find_answer(self, owner: str, question: TagQuestion) -> TagAnswer | None:
         """Return the last answer to this question; None without one."""
@@ -418,7 +420,9 @@ class TagDesk:
         with self._lock:
             self._answers.pop(owner, None)
 
-    def _run(self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]) -> None:
+    def _run_question(
+        self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]
+    ) -> None:
         try:
             answer = work()
         except Exception:
