@@ -94,7 +94,7 @@ class RolloutController:
             events,
             settings,
             parallel_map=self._executor.map,
-            tags=self._make_tag_parts(tags, metrics),
+            tags=self._make_tag_dependencies(tags, metrics),
         )
         self._pool_metrics = (
             None
@@ -112,7 +112,7 @@ class RolloutController:
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
-    def _make_tag_parts(
+    def _make_tag_dependencies(
         self,
         source: image_tags.TagSource | None,
         metrics: controller_metrics.ControllerMetrics | None,
@@ -122,11 +122,11 @@ class RolloutController:
         return image_tag_keeper.TagParts(
             source,
             self._tag_executor,
-            self._notify,
+            self._notify_pool,
             None if metrics is None else image_tags.TagMetrics(metrics, "pool_image"),
         )
 
-    def _notify(self, pool: str) -> None:
+    def _notify_pool(self, pool: str) -> None:
         """Enqueue a pool. The runtime provides the queue after the construction."""
         self._enqueue(pool)
 

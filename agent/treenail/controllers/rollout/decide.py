@@ -197,7 +197,7 @@ def decide_rollout(
     record = rollout_record.advance_record(
         record, policy, nodes, image_verdict.target, now=now, resume_value=resume
     )
-    state = _RolloutState(
+    situation = _RolloutSituation(
         policy,
         nodes,
         image_verdict.target,
@@ -211,7 +211,7 @@ def decide_rollout(
     is_stopped = pool.paused or pool.is_deleting
     settle_s = rollout_record.compute_image_settle_s(record, context.image_settle_s, now)
     if settle_s > 0 and not (is_stopped or record.halted_by or waiting):
-        return state.build_decision(
+        return situation.build_decision(
             waiting_reason="waiting: the image changed, and MachineConfigs may change with it",
             requeue_after_s=settle_s,
         )
@@ -224,18 +224,18 @@ def decide_rollout(
         }
         has_recovered = record.halted_by.node not in failed
         problem = _build_halt_problem(pool, record, record.halted_by, has_recovered=has_recovered)
-        return state.build_decision(problem=problem)
+        return situation.build_decision(problem=problem)
     if is_stopped or waiting:
-        decision = state.build_decision(waiting_reason=waiting)
+        decision = situation.build_decision(waiting_reason=waiting)
     elif prestage.waiting_reason:
-        decision = state.build_decision(waiting_reason=prestage.waiting_reason)
+        decision = situation.build_decision(waiting_reason=prestage.waiting_reason)
     else:
-        decision = _select_nodes(state)
-    return replace(_add_stall(state, decision), prestage=prestage)
+        decision = _select_nodes(situation)
+    return replace(_add_stall(situation, decision), prestage=prestage)
 
 
 @dataclass(frozen=True, slots=True)
-class _RolloutState:
+class _RolloutSituation:
     """Inputs of a decision after the gates."""
 
     policy: rollout_policy.RolloutPolicy
@@ -311,51 +311,53 @@ class _RolloutState:
         return f"{quorum}{done} of {total} nodes are updated, about {left} left"
 
 
-def _select_nodes(state: _RolloutState) -> RolloutDecision:
-    if all(node.is_assigned(state.target) for node in state.nodes):
-        is_held = not all(node.is_updated_to(state.target) for node in state.nodes)
-        return state.build_decision(is_held=is_held)
-    closed_reason, recheck_s = _check_windows(state)
+def _select_nodes(situation: _RolloutSituation) -> RolloutDecision:
+    if all(node.is_assigned(situation.target) for node in situation.nodes):
+        is_held = not all(node.is_updated_to(situation.target) for node in situation.nodes)
+        return situation.build_decision(is_held=is_held)
+    closed_reason, recheck_s = _check_windows(situation)
     if closed_reason:
-        return state.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
+        return situation.build_decision(waiting_reason=closed_reason, requeue_after_s=recheck_s)
     capacity = rollout_record.compute_wave_capacity(
-        state.record, state.policy, state.nodes, state.target
+        situation.record, situation.policy, situation.nodes, situation.target
     )
     if capacity.member_count == 0:
         message = (
-            f"no node of the pool matches the nodeSelector of wave {state.record.wave + 1}: "
+            f"no node of the pool matches the nodeSelector of wave {situation.record.wave + 1}: "
             "label a node, or correct the selector in the rollout policy"
         )
-        return state.build_decision(problem=pool_status.PoolProblem("EmptyWave", message))
+        return situation.build_decision(problem=pool_status.PoolProblem("EmptyWave", message))
     if capacity.remaining <= 0:
-        is_held = state.record.settled_at is None
-        return state.build_decision(waiting_reason=_format_wave_progress(state), is_held=is_held)
-    chosen = _choose_candidates(state)[: capacity.remaining]
-    waiting = "" if chosen else _format_unavailability(state)
-    return state.build_decision(
+        is_held = situation.record.settled_at is None
+        return situation.build_decision(
+            waiting_reason=_format_wave_progress(situation), is_held=is_held
+        )
+    chosen = _choose_candidates(situation)[: capacity.remaining]
+    waiting = "" if chosen else _format_unavailability(situation)
+    return situation.build_decision(
         chosen, waiting_reason=waiting, requeue_after_s=recheck_s, is_held=not chosen
     )
 
 
-def _add_stall(state: _RolloutState, decision: RolloutDecision) -> RolloutDecision:
+def _add_stall(situation: _RolloutSituation, decision: RolloutDecision) -> RolloutDecision:
     """Add which nodes hold the rollout up, and whether for longer than the deadline."""
     check = check_progress(
-        state.nodes,
-        state.target,
-        state.record,
-        deadline_s=state.policy.progress_deadline_s,
-        now=state.now,
+        situation.nodes,
+        situation.target,
+        situation.record,
+        deadline_s=situation.policy.progress_deadline_s,
+        now=situation.now,
         is_held=decision.is_held,
     )
     times = [at for at in (decision.requeue_after_s, check.recheck_s) if at is not None]
     message = decision.progress_message
     if not check.is_moving:
         # An estimate would promise an end that only a user can bring about.
-        message = state.format_progress(has_estimate=False)
+        message = situation.format_progress(has_estimate=False)
     unexpected = ""
     if not decision.waiting_reason:
-        assigned = [node for node in state.nodes if node.is_assigned(state.target)]
-        unexpected = format_unexpected(find_holders(assigned, state.target, state.now))
+        assigned = [node for node in situation.nodes if node.is_assigned(situation.target)]
+        unexpected = format_unexpected(find_holders(assigned, situation.target, situation.now))
     return replace(
         decision,
         record=check.record,
@@ -365,81 +367,87 @@ def _add_stall(state: _RolloutState, decision: RolloutDecision) -> RolloutDecisi
     )
 
 
-def _choose_candidates(state: _RolloutState) -> Sequence[node_facts.NodeFacts]:
+def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.NodeFacts]:
     """Choose unavailable nodes first, then as many others as the capacity allows."""
-    redirected = _filter_wave(state, select.find_redirectable(state.nodes, state.target))
-    candidates = select.find_candidates(state.nodes, state.target, state.max_unavailable)
+    redirected = _filter_wave(
+        situation, select.find_redirectable(situation.nodes, situation.target)
+    )
+    candidates = select.find_candidates(
+        situation.nodes, situation.target, situation.max_unavailable
+    )
     redirected_names = {node.name for node in redirected}
     fresh = [
-        node for node in _filter_wave(state, candidates.nodes) if node.name not in redirected_names
+        node
+        for node in _filter_wave(situation, candidates.nodes)
+        if node.name not in redirected_names
     ]
-    if state.policy.prestage_max_parallel is not None and state.target.image:
-        fresh = [node for node in fresh if is_prestage_done(node, state.target)]
+    if situation.policy.prestage_max_parallel is not None and situation.target.image:
+        fresh = [node for node in fresh if is_prestage_done(node, situation.target)]
     if len(fresh) > 1:
-        fresh = [node for node in fresh if node.name != state.last_node]
+        fresh = [node for node in fresh if node.name != situation.last_node]
     # A failing node gains most from a new target, and its pods lose least.
     failing = select.sort_by_zone(node for node in fresh if node.is_failing)
-    others = _sort_nodes(state, [node for node in fresh if not node.is_failing])
+    others = _sort_nodes(situation, [node for node in fresh if not node.is_failing])
     # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
-    others = sorted(others, key=lambda node: node.name in state.blocked_nodes)
+    others = sorted(others, key=lambda node: node.name in situation.blocked_nodes)
     return [*redirected, *(*failing, *others)[: candidates.capacity]]
 
 
 def _filter_wave(
-    state: _RolloutState, nodes: Sequence[node_facts.NodeFacts]
+    situation: _RolloutSituation, nodes: Sequence[node_facts.NodeFacts]
 ) -> Sequence[node_facts.NodeFacts]:
     return (
         nodes
-        if state.current_wave is None
-        else rollout_record.find_wave_members(state.current_wave, nodes)
+        if situation.current_wave is None
+        else rollout_record.find_wave_members(situation.current_wave, nodes)
     )
 
 
 def _sort_nodes(
-    state: _RolloutState, nodes: Sequence[node_facts.NodeFacts]
+    situation: _RolloutSituation, nodes: Sequence[node_facts.NodeFacts]
 ) -> Sequence[node_facts.NodeFacts]:
-    match state.policy.order:
+    match situation.policy.order:
         case rollout_policy.NodeOrder.ZONES:
             return select.sort_by_zone(nodes)
         case rollout_policy.NodeOrder.SPREAD:
             return select.spread_over_zones(
-                nodes, [node for node in state.nodes if node.is_unavailable]
+                nodes, [node for node in situation.nodes if node.is_unavailable]
             )
 
 
-def _check_windows(state: _RolloutState) -> tuple[str, float | None]:
+def _check_windows(situation: _RolloutSituation) -> tuple[str, float | None]:
     """Return why the windows let no node leave service now, or empty, and until when."""
-    window = maintenance_windows.find_window_state(state.policy.windows, state.now)
+    window = maintenance_windows.find_window_state(situation.policy.windows, situation.now)
     if isinstance(window, maintenance_windows.WindowClosed):
         message = f"waiting: the maintenance window opens at {window.opens_at}"
         return message, window.opens_in_s
-    if window.closes_in_s is None or state.node_duration_s <= window.closes_in_s:
+    if window.closes_in_s is None or situation.node_duration_s <= window.closes_in_s:
         return "", window.closes_in_s
-    duration = rollout_record.format_duration(state.node_duration_s)
+    duration = rollout_record.format_duration(situation.node_duration_s)
     left = rollout_record.format_duration(window.closes_in_s)
     message = f"waiting: a node takes about {duration}, but the maintenance window closes in {left}"
     return message, window.closes_in_s
 
 
-def _format_wave_progress(state: _RolloutState) -> str:
-    wave = f"wave {state.record.wave + 1} of {len(state.policy.waves) + 1}"
-    if state.record.settled_at is None:
-        holders = find_holders(state.nodes, state.target, state.now)
+def _format_wave_progress(situation: _RolloutSituation) -> str:
+    wave = f"wave {situation.record.wave + 1} of {len(situation.policy.waves) + 1}"
+    if situation.record.settled_at is None:
+        holders = find_holders(situation.nodes, situation.target, situation.now)
         return "; ".join(filter(None, (f"{wave} is in progress", format_unexpected(holders))))
-    left_s = rollout_record.compute_soak_end(state.record, state.policy) - state.now
+    left_s = rollout_record.compute_soak_end(situation.record, situation.policy) - situation.now
     return f"{wave} is soaking; the next wave starts in {rollout_record.format_limit(left_s)}"
 
 
-def _format_unavailability(state: _RolloutState) -> str:
+def _format_unavailability(situation: _RolloutSituation) -> str:
     """Format which nodes use up maxUnavailable, or which nodes cannot get the target now."""
-    holders = find_holders(state.nodes, state.target, state.now)
-    if len(holders) >= state.max_unavailable:
+    holders = find_holders(situation.nodes, situation.target, situation.now)
+    if len(holders) >= situation.max_unavailable:
         named = format_holders(holders)
-        return f"waiting: maxUnavailable ({state.max_unavailable}) reached by {named}"
+        return f"waiting: maxUnavailable ({situation.max_unavailable}) reached by {named}"
     held = [
-        describe_holder(node, state.now)
-        for node in _filter_wave(state, state.nodes)
-        if not node.is_assigned(state.target)
+        describe_holder(node, situation.now)
+        for node in _filter_wave(situation, situation.nodes)
+        if not node.is_assigned(situation.target)
     ]
     return f"waiting for {format_holders(held)}"
 

@@ -247,7 +247,7 @@ def find_retry_s(answer: os_image.GateAnswer) -> float | None:
 
 
 @dataclass(slots=True)
-class _Question:
+class _GateQuestion:
     """One request to a gate, and its last answer."""
 
     answer: os_image.GateAnswer = None
@@ -265,13 +265,13 @@ class BackgroundGates:
         self._clock = clock
         self._executor = executor
         self._lock = threading.Lock()
-        self._questions: dict[Hashable, _Question] = {}
+        self._questions: dict[Hashable, _GateQuestion] = {}
 
     def check_alerts(self, alerts: rollout_policy.PrometheusAlerts | None) -> os_image.GateAnswer:
         """Return the recent state of the alerts."""
         if alerts is None:
             return None
-        return self._ask(("alerts", alerts), lambda: self._gates.check_alerts(alerts))
+        return self._ask_gate(("alerts", alerts), lambda: self._gates.check_alerts(alerts))
 
     def acquire_lock(
         self, server: rollout_policy.LockServer, holder: LockHolder
@@ -279,7 +279,7 @@ class BackgroundGates:
         """Return the answer of the lock server, once."""
         if self._is_opposite_running(("release", server, holder)):
             return os_image.GatePending()
-        return self._ask(
+        return self._ask_gate(
             ("acquire", server, holder),
             lambda: self._gates.acquire_lock(server, holder),
             once=True,
@@ -292,7 +292,7 @@ class BackgroundGates:
         # A lock that was granted before its release must not count as granted after it.
         if self._is_opposite_running(("acquire", server, holder)):
             return os_image.GatePending()
-        return self._ask(
+        return self._ask_gate(
             ("release", server, holder),
             lambda: self._gates.release_lock(server, holder),
             once=True,
@@ -307,17 +307,17 @@ class BackgroundGates:
             self._questions.pop(key, None)
             return False
 
-    def _ask(
+    def _ask_gate(
         self, key: Hashable, send: Callable[[], os_image.GateAnswer], *, once: bool = False
     ) -> os_image.GateAnswer:
         now = self._clock.monotonic()
         with self._lock:
             self._prune_questions(now)
-            question = self._questions.setdefault(key, _Question())
+            question = self._questions.setdefault(key, _GateQuestion())
             is_current = self._is_current(question, now)
             if not is_current and not question.is_running:
                 question.is_running = True
-                self._executor.submit(self._send, question, send)
+                self._executor.submit(self._send_question, question, send)
             if question.answered_at is None or (question.answer is None and not is_current):
                 return os_image.GatePending()
             if question.answer is None and once:
@@ -325,13 +325,15 @@ class BackgroundGates:
             # A closed gate stays closed until it answers again.
             return question.answer
 
-    def _is_current(self, question: _Question, now: float) -> bool:
+    def _is_current(self, question: _GateQuestion, now: float) -> bool:
         if question.answered_at is None or question.is_used:
             return False
         limit_s = OPEN_FOR_S if question.answer is None else CLOSED_FOR_S
         return now - question.answered_at < limit_s
 
-    def _send(self, question: _Question, send: Callable[[], os_image.GateAnswer]) -> None:
+    def _send_question(
+        self, question: _GateQuestion, send: Callable[[], os_image.GateAnswer]
+    ) -> None:
         try:
             answer = send()
         except Exception as error:

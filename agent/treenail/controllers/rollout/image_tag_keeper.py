@@ -43,15 +43,15 @@ class ImageTagKeeper:
 
     def __init__(
         self,
-        parts: TagParts,
+        dependencies: TagParts,
         writer: RolloutWriter,
         pools: expected.ExpectedPools,
         events: event_recorder.EventRecorder,
         clock: clocks.Clock,
     ) -> None:
-        self._source = parts.source
-        self._metrics = parts.metrics
-        self._desk = image_tags.TagDesk(parts.executor, parts.notify)
+        self._source = dependencies.source
+        self._metrics = dependencies.metrics
+        self._requests = image_tags.TagRequests(dependencies.executor, dependencies.notify)
         self._writer = writer
         self._pools = pools
         self._events = events
@@ -74,13 +74,13 @@ class ImageTagKeeper:
             return TagResult(pool)
         name = pool.name
         if pool.os_image_tag is None:
-            self._desk.forget(name)
+            self._requests.forget(name)
         login = self._find_login(pool)
         for _ in range(_MAX_ROUNDS):
             decision = os_image.decide_pool_tag(
                 pool,
                 windows,
-                lambda question: self._desk.find_answer(name, question),
+                lambda question: self._requests.find_answer(name, question),
                 self._clock.now(),
                 login=login if os_image.is_tag_unresolved(pool) else "",
             )
@@ -88,10 +88,10 @@ class ImageTagKeeper:
                 pool = self._pools.record_write(
                     pool, self._writer.write_image_tag(pool, decision.status)
                 )
-                self._report(pool, decision.change)
+                self._report_change(pool, decision.change)
                 continue
             if decision.question is not None:
-                self._ask(pool, decision.question, nodes)
+                self._ask_registry(pool, decision.question, nodes)
             return TagResult(pool, decision.condition, decision.requeue_after_s)
         return TagResult(pool, requeue_after_s=1.0)
 
@@ -106,7 +106,7 @@ class ImageTagKeeper:
             log.debug("cannot read the login of pool %s: %s", pool.name, error)
             return ""
 
-    def _ask(
+    def _ask_registry(
         self,
         pool: machineconfigpool.MachineConfigPool,
         question: image_tags.TagQuestion,
@@ -116,13 +116,13 @@ class ImageTagKeeper:
         assert tag is not None
         labels = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
         architectures = frozenset(labels or {node_facts.DEFAULT_ARCHITECTURE})
-        self._desk.ask(
+        self._requests.ask(
             pool.name,
             question,
             lambda: self._source.resolve_tag(question.image, architectures, tag.pull_secret),
         )
 
-    def _report(
+    def _report_change(
         self, pool: machineconfigpool.MachineConfigPool, change: image_tags.TagChange | None
     ) -> None:
         if change is None:

@@ -96,7 +96,7 @@ class LockKeeper:
             for lock in find_releasable_locks((*locks, *annotated), find_node, busy)
             # The pool that the node moved to releases it.
             if (lock.holder.name not in names and self._was_requested_by_another(lock, pool.name))
-            or self._release(lock, find_node(lock.holder.name), result)
+            or self._release_lock(lock, find_node(lock.holder.name), result)
         ]
         left = tuple(lock for lock in locks if lock not in released)
         if left != locks:
@@ -111,7 +111,7 @@ class LockKeeper:
         result = LockResult(MachineConfigPool.from_json({}))
         for lock in find_annotated_locks([node]):
             if is_at_rest(node):
-                self._release(lock, node, result)
+                self._release_lock(lock, node, result)
         if result.errors:
             raise result.errors[0]
         return result.answer
@@ -120,7 +120,7 @@ class LockKeeper:
         with self._lock:
             return self._pool_by_lock.get(lock, pool) != pool
 
-    def _release(
+    def _release_lock(
         self, lock: NodeLock, node: node_facts.NodeFacts | None, result: LockResult
     ) -> bool:
         """Release a lock once, although a deleted pool and its node may both request it."""
