@@ -28,7 +28,7 @@ class InformerView(Generic[T]):
 
     def find(self, key: str) -> T | None:
         """Return the value of ``namespace/name``, or of a name without namespace."""
-        return self._project(self._informer.find(key))
+        return self._project_stored(self._informer.find(key))
 
     def get_all(self) -> Mapping[str, T]:
         """Return a copy of all values, by key."""
@@ -58,7 +58,7 @@ class InformerView(Generic[T]):
         def handle_change(
             key: str, before: _Projections | None, after: _Projections | None
         ) -> None:
-            value_before, value_after = self._project(before), self._project(after)
+            value_before, value_after = self._project_stored(before), self._project_stored(after)
             if value_before != value_after:
                 handler(key, value_before, value_after)
 
@@ -68,7 +68,7 @@ class InformerView(Generic[T]):
         """Call ``handler`` after every complete list, on the watching thread."""
         self._informer.add_list_handler(handler)
 
-    def _project(self, stored: _Projections | None) -> T | None:
+    def _project_stored(self, stored: _Projections | None) -> T | None:
         return None if stored is None else cast("T | None", stored[self._index])
 
 
