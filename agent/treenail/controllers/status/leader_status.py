@@ -173,12 +173,14 @@ class LeaderReader:
         if own.state not in _LED and namespace in (DEFAULT_NAMESPACE, _MCO_NAMESPACE):
             others.append(self._read_lease(_MCO_NAMESPACE, _MCO_NAME))
         if own.state is LeaderState.ABSENT and not self._namespace:
-            others += self._search()
+            others += self._search_leases()
         return _choose_report(own, others)
 
     def _read_lease(self, namespace: str, name: str) -> LeaderReport:
         try:
-            return self._evaluate(self._client.get(resources.LEASES, name, namespace=namespace))
+            return self._evaluate_lease(
+                self._client.get(resources.LEASES, name, namespace=namespace)
+            )
         except errors.NotFoundError:
             return LeaderReport(LeaderState.ABSENT, namespace)
         except errors.ClusterError as error:
@@ -189,7 +191,7 @@ class LeaderReader:
                 LeaderState.UNKNOWN, namespace, reason=str(error), reason_remedy=remedy
             )
 
-    def _search(self) -> list[LeaderReport]:
+    def _search_leases(self) -> list[LeaderReport]:
         """Search the other namespaces, if the user may."""
         try:
             leases = self._client.list(
@@ -197,9 +199,9 @@ class LeaderReader:
             )
         except errors.ClusterError:
             return []
-        return [self._evaluate(lease) for lease in leases.items]
+        return [self._evaluate_lease(lease) for lease in leases.items]
 
-    def _evaluate(self, lease: decode.Json) -> LeaderReport:
+    def _evaluate_lease(self, lease: decode.Json) -> LeaderReport:
         report = evaluate_lease(lease, now=self._clock.now())
         if not report.holder or report.renewed_at is None:
             return report

@@ -154,7 +154,7 @@ class _PageRequestHandler(http_server.LimitedRequestHandler):
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests")
             return
         try:
-            self._answer()
+            self._answer_request()
         finally:
             self.server.places.release()
 
@@ -165,7 +165,7 @@ class _PageRequestHandler(http_server.LimitedRequestHandler):
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse_method  # noqa: N815  # of http.server
 
-    def _answer(self) -> None:
+    def _answer_request(self) -> None:
         host = self.headers.get("Host", "")
         if not is_expected_host(
             host, is_loopback=self.server.is_loopback, allowed_hosts=self.server.allowed_hosts
@@ -176,16 +176,18 @@ class _PageRequestHandler(http_server.LimitedRequestHandler):
             return
         match self.path.partition("?")[0]:
             case "/":
-                self._send(self.server.page, "text/html; charset=utf-8")
+                self._send_response(self.server.page, "text/html; charset=utf-8")
             case "/status.json":
                 document = self.server.read_document()
                 is_compressed = "gzip" in self.headers.get("Accept-Encoding", "")
                 body = document.compressed if is_compressed else document.plain
-                self._send(body, "application/json", encoding="gzip" if is_compressed else "")
+                self._send_response(
+                    body, "application/json", encoding="gzip" if is_compressed else ""
+                )
             case _:
                 self.send_error(HTTPStatus.NOT_FOUND, "no such page")
 
-    def _send(self, body: bytes, content_type: str, *, encoding: str = "") -> None:
+    def _send_response(self, body: bytes, content_type: str, *, encoding: str = "") -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", content_type)
         if encoding:
