@@ -361,7 +361,7 @@ def make_build_controller(
         controller.BuildOptions(
             signing_key=signing_key,
             limits=limits,
-            find_hold=InstallHold(client, clock, namespace=hold_namespace).find_hold,
+            find_hold_reason=InstallHold(client, clock, namespace=hold_namespace).find_hold_reason,
         ),
     )
 

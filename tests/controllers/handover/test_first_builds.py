@@ -82,9 +82,9 @@ def test_first_build_waits_until_caches_show_the_adopted_build(site: BuildSite) 
     site.client.create(CONFIGMAPS, result, namespace=NAMESPACE)
     hold = InstallHold(site.client, clock)
     clock.move(20.0)
-    assert "waiting for the image that the bootstrap host built" in hold.find_hold("master")
+    assert "waiting for the image that the bootstrap host built" in hold.find_hold_reason("master")
     clock.move(15.0)
-    assert hold.find_hold("master") == ""
+    assert hold.find_hold_reason("master") == ""
 
 
 def test_missing_secret_degrades_no_pool_that_waits_for_the_installation(site: BuildSite) -> None:

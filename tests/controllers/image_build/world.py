@@ -221,7 +221,7 @@ class World:
             now=self.now,
             wanted=wanted,
             problem=self.problems.get(name),
-            hold=self.holds.get(name, ""),
+            hold_reason=self.holds.get(name, ""),
             builds=own,
             jobs=jobs,
             needed_keys=frozenset(each for b in others for each in b.share_keys),

@@ -166,7 +166,7 @@ def _build_build(context: ControllerContext) -> tuple[workers.ControllerSettings
         BuildOptions(
             proxies=read_proxy_settings(os.environ),
             signing_key=trust.load_key(context.signing_key) if context.signing_key else None,
-            find_hold=InstallHold(client, context.clock).find_hold,
+            find_hold_reason=InstallHold(client, context.clock).find_hold_reason,
             late_writes=context.late_writes,
         ),
     )

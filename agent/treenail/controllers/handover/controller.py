@@ -572,7 +572,7 @@ class InstallHold:
         self._clock = clock
         self._namespace = namespace
 
-    def find_hold(self, pool: str) -> str:
+    def find_hold_reason(self, pool: str) -> str:
         """Return why the first build of a pool must wait; empty if it can begin.
 
         Raises `ClusterError`.

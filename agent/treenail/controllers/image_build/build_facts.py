@@ -337,7 +337,7 @@ class BuildSituation:
     """None while a problem leaves it unknown."""
     problem: BuildProblem | None = None
     """Why no build may begin. A running build of the same inputs continues."""
-    hold: str = ""
+    hold_reason: str = ""
     """Why the first build must wait for the installation, which may have built the image."""
     builds: tuple[BuildFacts, ...] = ()
     """Builds of this MachineOSConfig."""

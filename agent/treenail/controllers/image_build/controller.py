@@ -124,7 +124,7 @@ class BuildDependencies:
     events: writer.BuildEvents
     pruner: ImagePruner | None = None
     """Deletes images that nothing refers to; None leaves all."""
-    find_hold: FindHoldReason = find_no_hold_reason
+    find_hold_reason: FindHoldReason = find_no_hold_reason
 
 
 class BuildController:
@@ -350,7 +350,7 @@ class BuildController:
             now=self._clock.now(),
             wanted=wanted,
             problem=problem,
-            hold=self._dependencies.find_hold(config.pool) if is_first else "",
+            hold_reason=self._dependencies.find_hold_reason(config.pool) if is_first else "",
             builds=own,
             jobs=tuple(self._observe_jobs(config.name, share_keys, own, uids)),
             needed_keys=frozenset(
@@ -556,7 +556,7 @@ class BuildOptions:
     signing_key: SigningKey | None = None
     limits: RegistryLimits | None = None
     """Of requests that add the config to an image."""
-    find_hold: FindHoldReason = find_no_hold_reason
+    find_hold_reason: FindHoldReason = find_no_hold_reason
     late_writes: lease.LateWrites | None = None
     """None for a process that always leads."""
 
@@ -591,7 +591,7 @@ def make_build_controller(
         ImagePruner(
             planner, ReferenceReader(client, reader), events, clock, gate, proxies=chosen.proxies
         ),
-        chosen.find_hold,
+        chosen.find_hold_reason,
     )
     return BuildController(
         client, clock, dependencies, namespace=settings.namespace, metrics=metrics

@@ -17,7 +17,7 @@ MAX_COUNTED = 8
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets are not watched."""
 HOLD_RETRY_S = 10.0
-"""Delay until the hold of the installation is looked at again. Its ConfigMap is not watched."""
+"""Delay until the hold reason is looked up again: nothing watches its ConfigMap."""
 NO_BUILD = "none"
 """In place of the UID of a build to replace, when there is none."""
 
@@ -127,7 +127,7 @@ class _BuildDecider:
     def _create_build(self, wanted: build_facts.WantedBuild) -> None:
         if self._situation.problem is not None:
             return
-        if self._situation.hold:
+        if self._situation.hold_reason:
             self._delays.append(HOLD_RETRY_S)
             return
         failed = ""
@@ -182,7 +182,7 @@ class _BuildDecider:
                 build_result.PRE_BUILT_SEEDED,
                 "The image was built before the installation",
             )
-        if self._situation.hold and build.state is BuildState.INITIAL:
+        if self._situation.hold_reason and build.state is BuildState.INITIAL:
             self._delays.append(HOLD_RETRY_S)
             return build
         is_waiting = report.retry_at is not None and self._situation.now < report.retry_at
@@ -368,7 +368,7 @@ class _BuildDecider:
             is_served=bool(serves),
             pull_spec=pull_spec,
             # The image of the installation is for the other MachineOSConfig.
-            hold="" if is_taken else situation.hold,
+            hold_reason="" if is_taken else situation.hold_reason,
             refusal=situation.refusal,
         )
         if situation.base_condition is not None:
@@ -394,7 +394,7 @@ class _BuildDecider:
             build is None
             and situation.problem is not None
             # The first image comes from the installation, whose objects may still be missing.
-            and not situation.hold
+            and not situation.hold_reason
             # The pool is well: it gets the images of the other MachineOSConfig.
             and situation.problem.reason != build_facts.POOL_TAKEN
         ):

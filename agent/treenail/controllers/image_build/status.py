@@ -103,20 +103,20 @@ def compute_config_conditions(
     *,
     is_served: bool,
     pull_spec: str,
-    hold: str = "",
+    hold_reason: str = "",
     refusal: str = "",
 ) -> tuple[object_meta.Condition, ...]:
     """Compute the conditions of a MachineOSConfig, without times.
 
-    ``hold`` says why the first build waits for the installation, and ``refusal`` why the API server
-    refused a write.
+    ``hold_reason`` says why the first build waits for the installation, and ``refusal`` why the
+    API server refused a write.
     """
     accepted = object_meta.Condition(
         Kind.ACCEPTED, "True", "Accepted", "The build inputs are valid"
     )
     if problem is not None:
         accepted = object_meta.Condition(Kind.ACCEPTED, "False", problem.reason, problem.message)
-    if hold and build is None:
+    if hold_reason and build is None:
         if problem is not None:
             # Not False, which degrades the pool: inputs may reach the cluster after the config.
             accepted = object_meta.Condition(
@@ -124,7 +124,7 @@ def compute_config_conditions(
             )
         return (
             accepted,
-            object_meta.Condition(Kind.IMAGE_READY, "False", INSTALLING, hold),
+            object_meta.Condition(Kind.IMAGE_READY, "False", INSTALLING, hold_reason),
             object_meta.Condition(Kind.BUILD_PROGRESSING, "False", INSTALLING, "No build runs"),
         )
     ready, progressing = _compute_build_conditions(
