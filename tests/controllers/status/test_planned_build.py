@@ -51,11 +51,11 @@ def with_build(found: PlanInput, rendered: str, **status: Any) -> PlanInput:
 def test_build_is_a_step_with_the_duration_of_the_last_one() -> None:
     found = snapshot(2, pool(), config("00"))
     without = plan_pools(found, now=0.0)[0]
-    (plan,) = plan_pools(with_build(found, "rendered-worker-0"), now=0.0)
-    assert plan.build is not None
-    assert plan.build.duration_s == 600.0
-    assert plan.duration_s is not None
-    assert plan.duration_s >= 600.0
+    (pool_plan,) = plan_pools(with_build(found, "rendered-worker-0"), now=0.0)
+    assert pool_plan.build is not None
+    assert pool_plan.build.duration_s == 600.0
+    assert pool_plan.duration_s is not None
+    assert pool_plan.duration_s >= 600.0
     assert without.build is None
     text = planned(with_build(found, "rendered-worker-0"))
     # Without Containerfile.
@@ -68,9 +68,9 @@ def test_build_is_a_step_with_the_duration_of_the_last_one() -> None:
 def test_image_that_exists_is_the_target_without_a_build() -> None:
     found = snapshot(2, pool(), config("00"))
     rendered = plan_pools(found, now=0.0)[0].target.config
-    (plan,) = plan_pools(with_build(found, rendered), now=0.0)
-    assert plan.build is None
-    assert plan.target.image == IMAGE
+    (pool_plan,) = plan_pools(with_build(found, rendered), now=0.0)
+    assert pool_plan.build is None
+    assert pool_plan.target.image == IMAGE
 
 
 BASE = f"registry.example.com/base@sha256:{'2' * 64}"
