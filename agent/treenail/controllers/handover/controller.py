@@ -4,9 +4,9 @@ It adopts the objects of the installation, moves its images to their final regis
 the nodes to drop the registry on the bootstrap host. All state is in the cluster and in the
 registries: after a kill at any point the next leader goes on.
 
-`InstallHold` holds the first builds of a control plane whose image the bootstrap host has built.
-The manifests of an installation reach the cluster before the image does, and a build of the same
-inputs would be the second one.
+`InstallHold` delays the first builds of a control plane whose image the bootstrap host has
+built. The manifests of an installation reach the cluster before the image does, and a build of the
+same inputs would be the second one.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Reads the field ``imageMode`` of an install configuration, and its ConfigMap. Pure.
+"""Field ``imageMode`` of an install configuration, and its ConfigMap: read and written. Pure.
 
 All problems are found in one pass, each with the line of the file. One key of the ConfigMap has
 the field as JSON.

@@ -1,4 +1,4 @@
-"""Moves an image from the bootstrap host to its final registry, and looks it up as a node does."""
+"""Move an image from the bootstrap host to its final registry, and look it up as a node does."""
 
 import logging
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Decides which image the tag in ``treenail.io/base-image`` stands for.
+"""Decide which image the tag in ``treenail.io/base-image`` stands for.
 
 A tag is resolved once. With ``treenail.io/rebuild-schedule`` it is resolved again while a window is
 open, and a new digest is followed. The record in an annotation of the MachineOSConfig is what

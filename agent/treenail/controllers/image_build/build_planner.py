@@ -1,4 +1,4 @@
-"""Plans builds: validates the inputs, and computes names, keys and the composed Containerfile.
+"""Plans of builds: validated inputs, names, keys and the composed Containerfile.
 
 The build controller plans from a cluster, `plan_builds` from files. A plan may use the system parts
 of earlier builds again.

@@ -1,4 +1,4 @@
-"""Builds the system part of images with Jobs.
+"""Jobs that build the system part of images.
 
 The functions that make the manifests of a Job, and of what it mounts, are pure.
 """

@@ -1,4 +1,4 @@
-"""Deletes images of deleted builds from their registry, at a bounded pace.
+"""Delete images of deleted builds from their registry, at a bounded pace.
 
 Candidates are only images that a MachineOSConfig names and that none of its builds has any longer.
 `ReferenceReader` reads from the API server, not from caches, what refers to them for each pass. If

@@ -1,4 +1,4 @@
-"""Executes the actions of a decision on objects, and reports them as events and metrics.
+"""Execute the actions of a decision on objects, and report them as events and metrics.
 
 The metrics have the names that the Machine Config Operator gives them.
 """

@@ -1,9 +1,8 @@
 """Tags of images: when to resolve them, and whether to follow the answer.
 
-`decide_tag` decides whether to resolve the tag of an image, and whether to follow the answer.
-
-A tag is resolved once. While it is watched, it is resolved again within windows, and a new digest
-is followed. A tag that moves back or disappears is reported, and not followed.
+`decide_tag` decides both. A tag is resolved once. While it is watched, it is resolved again within
+windows, and a new digest is followed. A tag that moves back or disappears is reported, and not
+followed.
 
 `TagRecord` keeps how a tag was resolved. `TagRequests` asks registries on other threads, so that a
 slow registry delays no pool.

@@ -38,78 +38,6 @@ class NodeProgress:
     """How long the last drain kept the node out of service; None before the first one."""
 
 
-def parse_progress(
-    annotations: Mapping[str, str],
-    status: decode.Fields,
-    *,
-    ready_again_at: float | None,
-    started_at: float | None,
-    has_target: bool,
-) -> NodeProgress:
-    """Parse the progress from a Node's annotations and status.
-
-    ``ready_again_at`` is since when the node is ready, None while it is not; ``started_at`` is when
-    it got its target; ``has_target`` says that the agent reports its desired target as the current
-    one.
-    """
-    drain_began_at = _parse_drain_begin(annotations.get(key.DRAIN))
-    phase = _parse_phase(annotations)
-    if phase == "staging" and has_target:
-        # The uncordon is done, and the agent is about to report Done.
-        phase = "uncordoning"
-    began_at = drain_began_at or started_at
-    if phase == "rebooting" and began_at and ready_again_at and ready_again_at > began_at:
-        # The kubelet stopped after the drain began, and is ready again: the node has booted.
-        phase = "verifying"
-    percent = _PERCENT.fullmatch(annotations.get(key.PROGRESS, ""))
-    return NodeProgress(
-        phase=phase,
-        percent=int(percent[1]) if percent and phase == "staging" else None,
-        os_image=_parse_os_image(status),
-        drain_began_at=drain_began_at,
-        last_outage_s=_parse_outage_s(annotations.get(key.LAST_OUTAGE, "")),
-    )
-
-
-def _parse_phase(annotations: Mapping[str, str]) -> str:
-    if annotations.get(key.STATE) != NodeState.WORKING:
-        return ""
-    if annotations.get(key.POST_CONFIG_ACTION):
-        return "rebooting"
-    requested = annotations.get(key.DESIRED_DRAIN, "")
-    is_drain = requested.startswith("drain-")
-    if requested != annotations.get(key.LAST_APPLIED_DRAIN, ""):
-        return "draining" if is_drain else "uncordoning"
-    return "applying" if is_drain else "staging"
-
-
-def _parse_os_image(status: decode.Fields) -> str:
-    try:
-        return status.get_object("nodeInfo").get_text("osImage")
-    except errors.ConfigError:
-        return ""
-
-
-def _parse_drain_begin(text: str | None) -> float | None:
-    if not text:
-        return None
-    try:
-        record = decode.Fields.from_json(
-            decode.load_json(text, where=f"annotation {key.DRAIN}"), ""
-        )
-        return clocks.parse_rfc3339(record.get_text("began"))
-    except errors.ConfigError:
-        return None
-
-
-def _parse_outage_s(text: str) -> float | None:
-    before, _, after = text.partition("/")
-    began, ended = clocks.parse_rfc3339(before), clocks.parse_rfc3339(after)
-    if began is None or ended is None or ended < began:
-        return None
-    return ended - began
-
-
 ZONE_LABEL = "topology.kubernetes.io/zone"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 """Each kubelet sets it."""
@@ -433,3 +361,75 @@ class NodeReport:
         if target.config == "" or self.config != target.config:
             return False
         return self.image == (target.image or "") and target.image != ""
+
+
+def parse_progress(
+    annotations: Mapping[str, str],
+    status: decode.Fields,
+    *,
+    ready_again_at: float | None,
+    started_at: float | None,
+    has_target: bool,
+) -> NodeProgress:
+    """Parse the progress from a Node's annotations and status.
+
+    ``ready_again_at`` is since when the node is ready, None while it is not; ``started_at`` is when
+    it got its target; ``has_target`` says that the agent reports its desired target as the current
+    one.
+    """
+    drain_began_at = _parse_drain_begin(annotations.get(key.DRAIN))
+    phase = _parse_phase(annotations)
+    if phase == "staging" and has_target:
+        # The uncordon is done, and the agent is about to report Done.
+        phase = "uncordoning"
+    began_at = drain_began_at or started_at
+    if phase == "rebooting" and began_at and ready_again_at and ready_again_at > began_at:
+        # The kubelet stopped after the drain began, and is ready again: the node has booted.
+        phase = "verifying"
+    percent = _PERCENT.fullmatch(annotations.get(key.PROGRESS, ""))
+    return NodeProgress(
+        phase=phase,
+        percent=int(percent[1]) if percent and phase == "staging" else None,
+        os_image=_parse_os_image(status),
+        drain_began_at=drain_began_at,
+        last_outage_s=_parse_outage_s(annotations.get(key.LAST_OUTAGE, "")),
+    )
+
+
+def _parse_phase(annotations: Mapping[str, str]) -> str:
+    if annotations.get(key.STATE) != NodeState.WORKING:
+        return ""
+    if annotations.get(key.POST_CONFIG_ACTION):
+        return "rebooting"
+    requested = annotations.get(key.DESIRED_DRAIN, "")
+    is_drain = requested.startswith("drain-")
+    if requested != annotations.get(key.LAST_APPLIED_DRAIN, ""):
+        return "draining" if is_drain else "uncordoning"
+    return "applying" if is_drain else "staging"
+
+
+def _parse_os_image(status: decode.Fields) -> str:
+    try:
+        return status.get_object("nodeInfo").get_text("osImage")
+    except errors.ConfigError:
+        return ""
+
+
+def _parse_drain_begin(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        record = decode.Fields.from_json(
+            decode.load_json(text, where=f"annotation {key.DRAIN}"), ""
+        )
+        return clocks.parse_rfc3339(record.get_text("began"))
+    except errors.ConfigError:
+        return None
+
+
+def _parse_outage_s(text: str) -> float | None:
+    before, _, after = text.partition("/")
+    began, ended = clocks.parse_rfc3339(before), clocks.parse_rfc3339(after)
+    if began is None or ended is None or ended < began:
+        return None
+    return ended - began

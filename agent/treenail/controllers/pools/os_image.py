@@ -4,7 +4,7 @@ The image comes from the spec of the pool or from a build in the cluster, which 
 MachineOSConfig requests and a MachineOSBuild runs. Order and messages of the build checks are those
 of the Machine Config Operator (canLayeredContinue in node_controller.go).
 
-`check_tag` decides which image the tag in ``spec.osImageTag`` of a pool stands for.
+`decide_pool_tag` decides which image the tag in ``spec.osImageTag`` of a pool stands for.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,118 +28,6 @@ TAG_RESOLVED = "OSImageResolved"
 UNRESOLVED_CHECK_S = 30.0
 """How often the login is compared while no image is known. Secrets are not watched."""
 _NO_TAG = object_meta.Condition(TAG_RESOLVED, "True", "NoTag", "The OS image is not named by tag")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTagState:
-    """Tag record in the status of a pool."""
-
-    record: image_tags.TagRecord | None = None
-    problem: image_tags.TagProblem | None = None
-    """Why no image is known; None with a record."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTagDecision:
-    """Writes, questions and the condition for the tag of a pool."""
-
-    status: decode.Json | None = None
-    """The field of the status to write; empty removes it, None leaves it."""
-    change: image_tags.TagChange | None = None
-    """To report after the write."""
-    question: image_tags.TagQuestion | None = None
-    condition: object_meta.Condition | None = None
-    requeue_after_s: float | None = None
-
-
-def read_tag_state(pool: machineconfigpool.MachineConfigPool) -> PoolTagState:
-    """Return what is known about the present tag of the pool."""
-    tag = pool.os_image_tag
-    fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
-    record = image_tags.parse_tag_record(fields)
-    if tag is None or fields.values.get("tag") != tag.name:
-        return PoolTagState(record)
-    if record is None and (reason := fields.get_text("reason")):
-        return PoolTagState(problem=image_tags.TagProblem(reason, fields.get_text("message")))
-    return PoolTagState(record)
-
-
-def is_tag_unresolved(pool: machineconfigpool.MachineConfigPool) -> bool:
-    """Return whether no image is known for the tag of the pool."""
-    tag, record = pool.os_image_tag, read_tag_state(pool).record
-    return tag is not None and (record is None or record.tag != tag.name)
-
-
-def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
-    """Raise `ConfigError` if the tag of the pool is invalid."""
-    if pool.os_image_tag is not None:
-        where = f"spec.osImageTag.name of pool {pool.name}"
-        parse_push_spec(pool.os_image_tag.name, where=where)
-
-
-def decide_pool_tag(
-    pool: machineconfigpool.MachineConfigPool,
-    windows: tuple[maintenance_windows.MaintenanceWindow, ...],
-    find_answer: Callable[[image_tags.TagQuestion], image_tags.TagAnswer | None],
-    now: float,
-    *,
-    login: str = "",
-) -> PoolTagDecision:
-    """Decide the next step for a pool, whose tag is valid.
-
-    ``login`` is the version of the login, while the tag is unresolved.
-    """
-    tag, state = pool.os_image_tag, read_tag_state(pool)
-    if tag is None:
-        has_condition = any(condition.type == TAG_RESOLVED for condition in pool.conditions)
-        return PoolTagDecision(
-            status={} if pool.status.get(TAG_STATUS) else None,
-            # A merge keeps the conditions of other writers, so it cannot remove one.
-            condition=_NO_TAG if has_condition else None,
-        )
-    window = maintenance_windows.find_window_state(windows, now)
-    decision = image_tags.decide_tag(
-        image_tags.TagFacts(
-            tag.name,
-            state.record,
-            is_watched=tag.is_followed,
-            opens_in_s=window.opens_in_s
-            if isinstance(window, maintenance_windows.WindowClosed)
-            else None,
-            login=login,
-        ),
-        find_answer,
-        now,
-        _make_texts(pool.name),
-    )
-    if decision.write is not None:
-        change = image_tags.find_tag_change(state.record, decision.write)
-        return PoolTagDecision(decision.write.to_json(), change)
-    delay = decision.requeue_after_s
-    if decision.is_waiting or decision.problem is not None:
-        delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
-    if decision.problem is not None and decision.problem != state.problem:
-        problem = decision.problem
-        return PoolTagDecision(
-            {"tag": tag.name, "reason": problem.reason, "message": problem.message},
-            image_tags.TagChange(problem.reason, problem.message, is_warning=True),
-        )
-    return PoolTagDecision(
-        question=decision.question, condition=decision.condition, requeue_after_s=delay
-    )
-
-
-def _make_texts(pool: str) -> image_tags.TagTexts:
-    return image_tags.TagTexts(
-        condition=TAG_RESOLVED,
-        users="nodes",
-        missing_remedy="push the tag, or correct spec.osImageTag",
-        moved_back_remedy=(
-            "to return to it, name its digest: "
-            f"kubectl patch mcp {pool} --type=merge "
-            '-p \'{"spec":{"osImageTag":null,"osImage":"IMAGE@DIGEST"}}\''
-        ),
-    )
 
 
 _BUILD_FAILED_MESSAGE = "Build Failed"
@@ -367,3 +255,115 @@ def _check_succeeded_build(
     if build.pull_spec != config.pull_spec:
         return GateWaiting(f'{done}, but MachineOSConfig "{config.name}" has not updated yet')
     return GateOpen(node_facts.RolloutTarget(pool.configuration.name, config.pull_spec), done)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTagState:
+    """Tag record in the status of a pool."""
+
+    record: image_tags.TagRecord | None = None
+    problem: image_tags.TagProblem | None = None
+    """Why no image is known; None with a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTagDecision:
+    """Writes, questions and the condition for the tag of a pool."""
+
+    status: decode.Json | None = None
+    """The field of the status to write; empty removes it, None leaves it."""
+    change: image_tags.TagChange | None = None
+    """To report after the write."""
+    question: image_tags.TagQuestion | None = None
+    condition: object_meta.Condition | None = None
+    requeue_after_s: float | None = None
+
+
+def read_tag_state(pool: machineconfigpool.MachineConfigPool) -> PoolTagState:
+    """Return what is known about the present tag of the pool."""
+    tag = pool.os_image_tag
+    fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
+    record = image_tags.parse_tag_record(fields)
+    if tag is None or fields.values.get("tag") != tag.name:
+        return PoolTagState(record)
+    if record is None and (reason := fields.get_text("reason")):
+        return PoolTagState(problem=image_tags.TagProblem(reason, fields.get_text("message")))
+    return PoolTagState(record)
+
+
+def is_tag_unresolved(pool: machineconfigpool.MachineConfigPool) -> bool:
+    """Return whether no image is known for the tag of the pool."""
+    tag, record = pool.os_image_tag, read_tag_state(pool).record
+    return tag is not None and (record is None or record.tag != tag.name)
+
+
+def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
+    """Raise `ConfigError` if the tag of the pool is invalid."""
+    if pool.os_image_tag is not None:
+        where = f"spec.osImageTag.name of pool {pool.name}"
+        parse_push_spec(pool.os_image_tag.name, where=where)
+
+
+def decide_pool_tag(
+    pool: machineconfigpool.MachineConfigPool,
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...],
+    find_answer: Callable[[image_tags.TagQuestion], image_tags.TagAnswer | None],
+    now: float,
+    *,
+    login: str = "",
+) -> PoolTagDecision:
+    """Decide the next step for a pool, whose tag is valid.
+
+    ``login`` is the version of the login, while the tag is unresolved.
+    """
+    tag, state = pool.os_image_tag, read_tag_state(pool)
+    if tag is None:
+        has_condition = any(condition.type == TAG_RESOLVED for condition in pool.conditions)
+        return PoolTagDecision(
+            status={} if pool.status.get(TAG_STATUS) else None,
+            # A merge keeps the conditions of other writers, so it cannot remove one.
+            condition=_NO_TAG if has_condition else None,
+        )
+    window = maintenance_windows.find_window_state(windows, now)
+    decision = image_tags.decide_tag(
+        image_tags.TagFacts(
+            tag.name,
+            state.record,
+            is_watched=tag.is_followed,
+            opens_in_s=window.opens_in_s
+            if isinstance(window, maintenance_windows.WindowClosed)
+            else None,
+            login=login,
+        ),
+        find_answer,
+        now,
+        _make_texts(pool.name),
+    )
+    if decision.write is not None:
+        change = image_tags.find_tag_change(state.record, decision.write)
+        return PoolTagDecision(decision.write.to_json(), change)
+    delay = decision.requeue_after_s
+    if decision.is_waiting or decision.problem is not None:
+        delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
+    if decision.problem is not None and decision.problem != state.problem:
+        problem = decision.problem
+        return PoolTagDecision(
+            {"tag": tag.name, "reason": problem.reason, "message": problem.message},
+            image_tags.TagChange(problem.reason, problem.message, is_warning=True),
+        )
+    return PoolTagDecision(
+        question=decision.question, condition=decision.condition, requeue_after_s=delay
+    )
+
+
+def _make_texts(pool: str) -> image_tags.TagTexts:
+    return image_tags.TagTexts(
+        condition=TAG_RESOLVED,
+        users="nodes",
+        missing_remedy="push the tag, or correct spec.osImageTag",
+        moved_back_remedy=(
+            "to return to it, name its digest: "
+            f"kubectl patch mcp {pool} --type=merge "
+            '-p \'{"spec":{"osImageTag":null,"osImage":"IMAGE@DIGEST"}}\''
+        ),
+    )

@@ -23,115 +23,6 @@ from treenail.errors import ConfigError
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
 
 
-def is_build_unfinished(
-    config: machineosconfig.MachineOSConfig | None, build: machineosbuild.MachineOSBuild | None
-) -> bool:
-    """True while the image that the pool waits for is not built yet."""
-    if config is None or build is None:
-        return False
-    if build.state is machineosbuild.BuildState.SUCCEEDED:
-        return build.pull_spec not in ("", config.pull_spec)
-    return build.state in (
-        machineosbuild.BuildState.PREPARED,
-        machineosbuild.BuildState.BUILDING,
-        machineosbuild.BuildState.FAILED,
-    )
-
-
-def compute_build_updating(
-    config: machineosconfig.MachineOSConfig | None,
-    build: machineosbuild.MachineOSBuild | None,
-    *,
-    is_complete: bool,
-    is_paused: bool,
-    is_degraded: bool,
-) -> tuple[str, str, str] | None:
-    """Compute status, reason and message of Updating; None when no build determines them."""
-    if config is None:
-        return None
-    if not is_paused and is_degraded:
-        return ("False", "Degraded", "Pool update paused due to degraded condition")
-    if build is None:
-        waiting = "waiting for a new OS image build to start"
-        lead = "Pool is paused; " if is_paused else "Pool is "
-        return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
-    if build.state is machineosbuild.BuildState.SUCCEEDED and is_complete and not is_paused:
-        return None
-    status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
-    return (status, reason, f"{message} (mosb: {build.name})")
-
-
-def compute_build_degraded(
-    config: machineosconfig.MachineOSConfig | None,
-    build: machineosbuild.MachineOSBuild | None,
-    previous: object_meta.Condition | None,
-) -> Iterator[object_meta.Condition]:
-    """Yield the ImageBuildDegraded condition if it must change.
-
-    The build controller sets it to True. This function resets it when the failed build is over.
-    """
-    has_failed = previous is not None and previous.status == "True"
-    if build is not None and build.state in (
-        machineosbuild.BuildState.PREPARED,
-        machineosbuild.BuildState.BUILDING,
-    ):
-        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
-    elif build is not None and build.state is machineosbuild.BuildState.SUCCEEDED:
-        yield object_meta.Condition(
-            IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
-        )
-    elif build is None and has_failed and not (config is not None and config.problem):
-        reason, message = (
-            ("NoLayeredObjects", "No layered pool objects found")
-            if config is None
-            else ("BuildPending", "Waiting for a new OS image build")
-        )
-        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
-
-
-_UPDATING_BY_STATE = {
-    machineosbuild.BuildState.INITIAL: (
-        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
-    ),
-    machineosbuild.BuildState.PREPARED: (
-        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
-    ),
-    machineosbuild.BuildState.BUILDING: (
-        "True", "Building", "Pool is waiting for OS image build to complete",
-    ),
-    machineosbuild.BuildState.SUCCEEDED: (
-        "True", "RollingOut", "Pool is waiting for nodes to apply OS image",
-    ),
-    machineosbuild.BuildState.FAILED: (
-        "False", "BuildFailed", "Pool update stopped due to OS image build failure",
-    ),
-    machineosbuild.BuildState.INTERRUPTED: (
-        "False", "BuildInterrupted", "Pool update stopped due to OS image build being interrupted",
-    ),
-}  # fmt: skip
-
-_PAUSED_BY_STATE = {
-    machineosbuild.BuildState.INITIAL: (
-        "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
-    ),
-    machineosbuild.BuildState.PREPARED: (
-        "True", "Paused", "Pool is paused; OS image build has been prepared but will not rollout",
-    ),
-    machineosbuild.BuildState.BUILDING: (
-        "True", "Paused", "Pool is paused; OS image build in progress",
-    ),
-    machineosbuild.BuildState.SUCCEEDED: (
-        "False", "Paused", "Pool is paused; OS image build completed successfully",
-    ),
-    machineosbuild.BuildState.FAILED: (
-        "False", "Paused", "Pool is paused; OS image build failed",
-    ),
-    machineosbuild.BuildState.INTERRUPTED: (
-        "False", "Paused", "Pool is paused; OS image build was interrupted",
-    ),
-}  # fmt: skip
-
-
 UPDATED = "Updated"
 UPDATING = "Updating"
 NODE_DEGRADED = "NodeDegraded"
@@ -529,3 +420,112 @@ def build_config_problem(error: ConfigError) -> PoolProblem:
     is_missing = isinstance(error, rollout_policy.MissingPolicyError)
     reason = "MissingRolloutPolicy" if is_missing else "InvalidConfiguration"
     return PoolProblem(reason, f"{error}{remedy}")
+
+
+def is_build_unfinished(
+    config: machineosconfig.MachineOSConfig | None, build: machineosbuild.MachineOSBuild | None
+) -> bool:
+    """True while the image that the pool waits for is not built yet."""
+    if config is None or build is None:
+        return False
+    if build.state is machineosbuild.BuildState.SUCCEEDED:
+        return build.pull_spec not in ("", config.pull_spec)
+    return build.state in (
+        machineosbuild.BuildState.PREPARED,
+        machineosbuild.BuildState.BUILDING,
+        machineosbuild.BuildState.FAILED,
+    )
+
+
+def compute_build_updating(
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
+    *,
+    is_complete: bool,
+    is_paused: bool,
+    is_degraded: bool,
+) -> tuple[str, str, str] | None:
+    """Compute status, reason and message of Updating; None when no build determines them."""
+    if config is None:
+        return None
+    if not is_paused and is_degraded:
+        return ("False", "Degraded", "Pool update paused due to degraded condition")
+    if build is None:
+        waiting = "waiting for a new OS image build to start"
+        lead = "Pool is paused; " if is_paused else "Pool is "
+        return ("True", "WaitingForBuild", f"{lead}{waiting} (mosc: {config.name})")
+    if build.state is machineosbuild.BuildState.SUCCEEDED and is_complete and not is_paused:
+        return None
+    status, reason, message = (_PAUSED_BY_STATE if is_paused else _UPDATING_BY_STATE)[build.state]
+    return (status, reason, f"{message} (mosb: {build.name})")
+
+
+def compute_build_degraded(
+    config: machineosconfig.MachineOSConfig | None,
+    build: machineosbuild.MachineOSBuild | None,
+    previous: object_meta.Condition | None,
+) -> Iterator[object_meta.Condition]:
+    """Yield the ImageBuildDegraded condition if it must change.
+
+    The build controller sets it to True. This function resets it when the failed build is over.
+    """
+    has_failed = previous is not None and previous.status == "True"
+    if build is not None and build.state in (
+        machineosbuild.BuildState.PREPARED,
+        machineosbuild.BuildState.BUILDING,
+    ):
+        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", "Building", "New build started")
+    elif build is not None and build.state is machineosbuild.BuildState.SUCCEEDED:
+        yield object_meta.Condition(
+            IMAGE_BUILD_DEGRADED, "False", "BuildSuccess", "Build completed successfully"
+        )
+    elif build is None and has_failed and not (config is not None and config.problem):
+        reason, message = (
+            ("NoLayeredObjects", "No layered pool objects found")
+            if config is None
+            else ("BuildPending", "Waiting for a new OS image build")
+        )
+        yield object_meta.Condition(IMAGE_BUILD_DEGRADED, "False", reason, message)
+
+
+_UPDATING_BY_STATE = {
+    machineosbuild.BuildState.INITIAL: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    machineosbuild.BuildState.PREPARED: (
+        "True", "WaitingForBuild", "Pool is waiting for OS image build to start",
+    ),
+    machineosbuild.BuildState.BUILDING: (
+        "True", "Building", "Pool is waiting for OS image build to complete",
+    ),
+    machineosbuild.BuildState.SUCCEEDED: (
+        "True", "RollingOut", "Pool is waiting for nodes to apply OS image",
+    ),
+    machineosbuild.BuildState.FAILED: (
+        "False", "BuildFailed", "Pool update stopped due to OS image build failure",
+    ),
+    machineosbuild.BuildState.INTERRUPTED: (
+        "False", "BuildInterrupted", "Pool update stopped due to OS image build being interrupted",
+    ),
+}  # fmt: skip
+
+_PAUSED_BY_STATE = {
+    machineosbuild.BuildState.INITIAL: (
+        "True", "Paused", "Pool is paused; OS image build has been created but not yet started",
+    ),
+    machineosbuild.BuildState.PREPARED: (
+        "True", "Paused", "Pool is paused; OS image build has been prepared but will not rollout",
+    ),
+    machineosbuild.BuildState.BUILDING: (
+        "True", "Paused", "Pool is paused; OS image build in progress",
+    ),
+    machineosbuild.BuildState.SUCCEEDED: (
+        "False", "Paused", "Pool is paused; OS image build completed successfully",
+    ),
+    machineosbuild.BuildState.FAILED: (
+        "False", "Paused", "Pool is paused; OS image build failed",
+    ),
+    machineosbuild.BuildState.INTERRUPTED: (
+        "False", "Paused", "Pool is paused; OS image build was interrupted",
+    ),
+}  # fmt: skip

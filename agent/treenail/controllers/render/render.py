@@ -1,4 +1,4 @@
-"""Renders the MachineConfig of a pool from the MachineConfigs that it selects.
+"""Render the MachineConfig of a pool from the MachineConfigs that it selects.
 
 Pure: the render controller and the command ``treenail-controller render`` share it. The command
 reads manifests from files and needs no cluster.

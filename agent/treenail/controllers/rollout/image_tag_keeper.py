@@ -1,4 +1,4 @@
-"""Resolves the tags of pools, and records the digests in their status."""
+"""Resolve the tags of pools, and record the digests in their status."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ _MAX_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class TagParts:
-    """Collaborators of a keeper beside the cluster."""
+    """Collaborators of the updates of tags beside the cluster."""
 
     source: image_tags.TagSource
     executor: Executor
@@ -30,7 +30,7 @@ class TagParts:
 
 @dataclass(frozen=True, slots=True)
 class TagResult:
-    """The pool after its tag was looked at."""
+    """The pool after the check of its tag."""
 
     pool: machineconfigpool.MachineConfigPool
     condition: object_meta.Condition | None = None

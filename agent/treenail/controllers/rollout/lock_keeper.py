@@ -1,4 +1,4 @@
-"""Acquires and releases the locks of nodes, and records them in the pool."""
+"""Acquire and release the locks of nodes, and record them in the pool."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""A small HTTP server: its listener, its thread, and the address that a user gives it."""
+"""HTTP server: its listener, its thread, and the address that a user gives it."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""Runs controllers in one process: their watches, their workers and the leader election.
+"""Run controllers in one process: their watches, their workers and the leader election.
 
 The watches also run without the lead, so that this process can take over at once. Workers run only
 with it. A process that loses the lead exits, as client-go's programs do, and the kubelet restarts

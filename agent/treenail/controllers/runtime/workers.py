@@ -1,4 +1,4 @@
-"""Threads that have one controller look at key after key."""
+"""Threads that synchronize the keys of one controller."""
 
 import logging
 import threading

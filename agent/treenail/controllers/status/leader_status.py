@@ -1,6 +1,7 @@
-"""Whether a controller leads, from its Lease: without one, conditions of pools may be outdated.
+"""State of the leading controller, read from its Lease.
 
-Under the Machine Config Operator its controllers lead, with a Lease of their own.
+Without a leader, the conditions of pools may be outdated. Under the Machine Config Operator its
+controllers lead, with a Lease of their own.
 """
 
 from collections.abc import Iterable

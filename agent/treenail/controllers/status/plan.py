@@ -1,4 +1,4 @@
-"""Plans the effect of a change on each pool and node, with the code of controllers and agents.
+"""Plan the effect of a change on each pool and node, with the code of controllers and agents.
 
 Pure: computes a plan from a snapshot of the cluster and the manifests to apply. For each node, the
 plan has the actions, their causes and the MachineConfigs behind them.

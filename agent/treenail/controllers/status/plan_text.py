@@ -1,4 +1,4 @@
-"""Formats a plan as text and as JSON."""
+"""Format a plan as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

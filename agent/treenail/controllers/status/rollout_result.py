@@ -1,4 +1,4 @@
-"""Decides from the conditions of a pool whether its rollout is complete, blocked or in progress."""
+"""Decide from the conditions of a pool whether its rollout is complete, blocked or in progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Reads the objects of a cluster that a plan or a status needs."""
+"""Read the objects of a cluster that a plan or a status needs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
