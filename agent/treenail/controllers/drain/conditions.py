@@ -194,6 +194,7 @@ class DrainConditionWriter:
 
 
 def _build_apply_body(node: str, conditions: tuple[object_meta.Condition, ...]) -> decode.Json:
+    # Complete: an apply removes what its field manager owns and the body lacks.
     return {
         "apiVersion": machineconfignode.API_VERSION,
         "kind": machineconfignode.KIND,

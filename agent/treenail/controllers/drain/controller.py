@@ -108,12 +108,14 @@ class DrainNodeClient:
         }
         if node.record is not None and should_uncordon:
             annotations[key.LAST_OUTAGE] = decide.format_outage(node.record.began_at, now)
+        # A merge patch removes a field by null (RFC 7386), as kubectl uncordon does.
         spec: decode.Json | None = {"unschedulable": None} if should_uncordon else None
         return self._patch_node(node, annotations, spec)
 
     def _patch_node(
         self, node: decide.DrainNode, annotations: decode.Json, spec: decode.Json | None = None
     ) -> decide.DrainNode:
+        # The API server rejects a patch with another resourceVersion than the object has (409).
         body: decode.Json = {
             "metadata": {"resourceVersion": node.resource_version, "annotations": annotations},
             **({} if spec is None else {"spec": spec}),

@@ -25,7 +25,7 @@ _MESSAGE_LIMIT = 2000
 _WARNING_LIMIT = 500
 _MAX_PHASES = 16
 JOB_NAME = "batch.kubernetes.io/job-name"
-_OUT_OF_MEMORY_EXIT = 137
+_OUT_OF_MEMORY_EXIT = 137  # 128 + SIGKILL
 _POD_MESSAGE_LIMIT = 1000
 MAX_PUSHED = 64
 """The newest images of a MachineOSConfig. Older ones stay in the registry."""
@@ -307,6 +307,7 @@ class ObservedPod:
         )
         return cls(
             name=meta.name,
+            # Kubernetes before 1.27 sets only the label without the prefix.
             job=meta.labels.get(JOB_NAME) or meta.labels.get("job-name", ""),
             job_uid=next(
                 (
@@ -431,6 +432,7 @@ def _find_phase(statuses: list[decode.Fields]) -> str:
 def _find_pod_failure(status: decode.Fields) -> build_facts.AttemptFailure | None:
     """Find a failure that the kubelet or the control plane caused, not a container."""
     message = status.get_text("message")[:_POD_MESSAGE_LIMIT]
+    # The kubelet names the resource in the message (pkg/kubelet/eviction/helpers.go).
     if status.get_text("reason") == "Evicted":
         is_disk = "ephemeral" in message
         reason = build_result.BuildReason.DISK_FULL if is_disk else build_result.BuildReason.EVICTED

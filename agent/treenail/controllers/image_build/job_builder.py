@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_LIMIT = 3
 """Pods that may fail before the Job fails, not counting evictions."""
+# The kubelet copies at most 4096 bytes of a container's file into the status of the pod
+# (Kubernetes, "Determine the Reason for Pod Failure").
 RESULT_PATH = "/dev/termination-log"
 INPUTS, WORK, SECRETS_DIRECTORY = "/build-inputs", "/build-work", "/build-secrets"
 LOGIN_KEY = ".dockerconfigjson"
@@ -165,12 +167,14 @@ def build_job(
             "completions": 1,
             "parallelism": 1,
             "activeDeadlineSeconds": plan.deadline_s,
+            # The first rule that matches counts. The API server requires restartPolicy Never.
             "podFailurePolicy": {
                 "rules": [
                     {
                         "action": "FailJob",
                         "onExitCodes": {"operator": "In", "values": [EXIT_USER]},
                     },
+                    # Of an eviction, a preemption or a node that is gone.
                     {
                         "action": "Ignore",
                         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -206,6 +210,7 @@ def _build_pod(
     return {
         "restartPolicy": "Never",
         "serviceAccountName": settings.account,
+        # The instructions of a user run in this pod.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "nodeSelector": {node_facts.ARCHITECTURE_LABEL: system.architecture},
@@ -406,6 +411,8 @@ class JobBuilder:
                 namespace=namespace,
                 uid=job.uid,
                 resource_version=job.resource_version,
+                # Without it the API server orphans the pods of a batch/v1 Job
+                # (pkg/registry/batch/job/strategy.go).
                 propagation="Background",
             )
 

@@ -366,6 +366,7 @@ class RenderController:
         for config in unused[: max(len(unused) - KEPT_CONFIGS, 0)][:_MAX_DELETIONS]:
             name = config.config.name
             try:
+                # With the UID, so that one that was created again under this name stays.
                 self._client.delete(resources.MACHINECONFIGS, name, uid=config.config.metadata.uid)
             except errors.NotFoundError:
                 continue

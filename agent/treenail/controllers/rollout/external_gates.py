@@ -102,6 +102,7 @@ class GateClient:
         self, server: rollout_policy.LockServer, holder: LockHolder, endpoint: str
     ) -> os_image.GateAnswer:
         body = {"client_params": {"id": holder.uid, "group": server.group}}
+        # Required by Zincati's FleetLock protocol.
         headers = (("fleet-lock-protocol", "true"),)
         response = self._web.send_request(
             WebRequest(f"{server.url}/v1/{endpoint}", json.dumps(body).encode(), headers)
@@ -126,6 +127,7 @@ class GateClient:
         credentials = self._load_credentials(alerts.secret)
         if isinstance(credentials, os_image.GateBlocked):
             return credentials
+        # A server that does not know rule_name[] ignores it, and returns all alerts.
         query = urlencode([("type", "alert"), *(("rule_name[]", name) for name in alerts.names)])
         headers = (("Authorization", f"Bearer {credentials.token}"),) if credentials.token else ()
         response = self._web.send_request(
@@ -219,6 +221,8 @@ def _parse_alert_states(body: bytes) -> dict[str, set[str]]:
     states: dict[str, set[str]] = {}
     for group in data.iter_objects("groups"):
         for rule in group.iter_objects("rules"):
+            # "unknown" before the first evaluation, "err" after one that failed (RuleHealth in
+            # Prometheus).
             is_healthy = rule.get_text("health") in ("ok", "unknown", "")
             state = rule.get_text("state") if is_healthy else "err"
             states.setdefault(rule.get_text("name"), set()).add(state)

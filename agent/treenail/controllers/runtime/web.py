@@ -83,6 +83,7 @@ class WebClient:
     ) -> http.client.HTTPConnection:
         if scheme != "https":
             return http.client.HTTPConnection(host, timeout=self._limit_s)
+        # With cadata only these CAs are trusted, without it those of the system (ssl.py).
         context = ssl.create_default_context(cadata=request.certificate_authority or None)
         return http.client.HTTPSConnection(host, timeout=self._limit_s, context=context)
 

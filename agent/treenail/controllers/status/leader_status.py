@@ -130,6 +130,7 @@ def evaluate_lease(lease: decode.Json, *, now: float) -> LeaderReport:
             reason=reason,
             reason_remedy="correct the clock of this machine, or those of the controllers",
         )
+    # A leader that stops empties holderIdentity (client-go, leaderelection.go, release).
     if holder and age_s <= lease_s + _SKEW_S:
         state = LeaderState.LEADING
     elif age_s <= max(lease_s + _SKEW_S, _CHANGE_S):
