@@ -44,12 +44,12 @@ class ControllerConfigContents:
 
 
 def _read_bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
-    for each in spec.iter_objects(name):
+    for bundle in spec.iter_objects(name):
         # ConfigMap keys allow no colon, so the MCO writes host..port.
-        registry = each.get_required_text("file").replace("..", ":")
+        registry = bundle.get_required_text("file").replace("..", ":")
         if not _REGISTRY.fullmatch(registry):
-            raise each.make_error("file", "a registry, HOST or HOST..PORT")
-        yield registry, decode_base64(each, "data")
+            raise bundle.make_error("file", "a registry, HOST or HOST..PORT")
+        yield registry, decode_base64(bundle, "data")
 
 
 def decode_base64(fields: Fields, name: str) -> bytes:

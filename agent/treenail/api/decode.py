@@ -91,8 +91,8 @@ class Fields:
 
     def make_error(self, name: str, expected: str) -> ConfigError:
         """Build the error for a field of the wrong type."""
-        found = _describe_value(self.values.get(name), secret=name in _SECRET)
-        return self.error(f"{self.path_of(name)}: expected {expected}, found {found}")
+        actual = _describe_value(self.values.get(name), secret=name in _SECRET)
+        return self.error(f"{self.path_of(name)}: expected {expected}, found {actual}")
 
     def get_text(self, name: str) -> str:
         """Return a string, empty when absent."""
@@ -102,8 +102,8 @@ class Fields:
         """Return a string; raise when it is absent or empty."""
         value = self.get_optional_text(name)
         if not value:
-            found = "nothing" if value is None else "an empty string"
-            raise self.error(f"{self.path_of(name)}: expected a string, found {found}")
+            actual = "nothing" if value is None else "an empty string"
+            raise self.error(f"{self.path_of(name)}: expected a string, found {actual}")
         return value
 
     def get_optional_text(self, name: str) -> str | None:
@@ -148,7 +148,7 @@ class Fields:
 
     def get_text_list(self, name: str) -> tuple[str, ...]:
         """Return a list of strings, empty when absent."""
-        found = []
+        texts = []
         if self.values.get(name) is None:
             return ()
         for index, value in enumerate(self.get_list(name)):
@@ -157,8 +157,8 @@ class Fields:
                 raise self.error(f"{self.path_of(name)}[{index}]: expected a string, found {what}")
             if not value.isascii():
                 self._reject_lone_surrogates(value, f"{self.path_of(name)}[{index}]")
-            found.append(value)
-        return tuple(found)
+            texts.append(value)
+        return tuple(texts)
 
     def get_object(self, name: str) -> "Fields":
         """Return an object, without fields when absent."""
@@ -179,8 +179,8 @@ class Fields:
         error = self.error
         for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, dict):
-                found = _describe_value(value)
-                raise error(f"{self.path_of(name)}[{index}]: expected an object, found {found}")
+                actual = _describe_value(value)
+                raise error(f"{self.path_of(name)}[{index}]: expected an object, found {actual}")
             yield Fields(value, (self, name, index), error)
 
     def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:

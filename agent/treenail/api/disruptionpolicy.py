@@ -193,12 +193,12 @@ DEFAULT_POLICY = DisruptionPolicy(
 
 
 def _parse_actions(fields: Fields) -> PolicyActions:
-    found = fields.map_objects("actions", _parse_action)
-    if not found:
+    actions = fields.map_objects("actions", _parse_action)
+    if not actions:
         raise fields.error(f"{fields.path_of('actions')}: expected at least one action, found none")
-    if len(found) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in found):
+    if len(actions) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in actions):
         raise fields.error(f"{fields.path_of('actions')}: Reboot and None must be the only action")
-    return found
+    return actions
 
 
 def _parse_action(fields: Fields) -> PolicyAction:

@@ -21,10 +21,10 @@ def load_document(
     ``budget`` limits the keys and values of YAML.
     """
     text = decode_text(text, where)  # frees the bytes before the values need memory
-    found = _parse_objects(text, where, budget)
-    if len(found) != 1:
-        raise ConfigError(f"{where}: expected one document, found {len(found)}")
-    return found[0][1]
+    documents = _parse_objects(text, where, budget)
+    if len(documents) != 1:
+        raise ConfigError(f"{where}: expected one document, found {len(documents)}")
+    return documents[0][1]
 
 
 def load_documents(text: str | bytes, *, where: str) -> list[decode.Json]:
@@ -63,13 +63,13 @@ def dump_document(document: decode.Json) -> str:
 def _parse_objects(
     text: str, where: str, budget: "ValueBudget | None"
 ) -> list[tuple[int, decode.Json]]:
-    found: list[tuple[int, decode.Json]] = []
+    documents: list[tuple[int, decode.Json]] = []
     for line, value in _parse_values(text, where, budget):
         if isinstance(value, dict):
-            found.append((line, value))
+            documents.append((line, value))
         elif value is not None:
             raise ConfigError(f"{where}: expected an object at the top of the document")
-    return found
+    return documents
 
 
 def _parse_values(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, object]]:

@@ -130,7 +130,7 @@ class MachineConfigPool:
             rollout_policy=spec.get_text("rolloutPolicy"),
             os_image_stream=spec.get_object("osImageStream").get_text("name"),
             pinned_image_sets=spec.map_objects(
-                "pinnedImageSets", lambda each: each.get_text("name")
+                "pinnedImageSets", lambda image_set: image_set.get_text("name")
             ),
             status_configuration=PoolConfiguration.from_fields(status.get_object("configuration")),
             conditions=status.map_objects("conditions", object_meta.Condition.from_fields),

@@ -64,15 +64,19 @@ class MachineOSBuild:
 
     @property
     def state(self) -> BuildState:
-        true = {each.type for each in self.conditions if each.status == "True"}
-        return next((each for each in _STATES_LATEST_FIRST if each in true), BuildState.INITIAL)
+        true = {condition.type for condition in self.conditions if condition.status == "True"}
+        return next((state for state in _STATES_LATEST_FIRST if state in true), BuildState.INITIAL)
 
     @property
     def condition(self) -> object_meta.Condition | None:
         """The condition that is True: the state with its reason and message."""
         state = self.state
-        found = (each for each in self.conditions if (each.type, each.status) == (state, "True"))
-        return next(found, None)
+        matches = (
+            condition
+            for condition in self.conditions
+            if (condition.type, condition.status) == (state, "True")
+        )
+        return next(matches, None)
 
     @property
     def message(self) -> str:

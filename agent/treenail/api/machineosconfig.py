@@ -106,9 +106,9 @@ class MachineOSConfig:
     def problem(self) -> str:
         """Why the build controller does not accept the object; empty when it does."""
         rejections = (
-            each.message or each.reason
-            for each in self.conditions
-            if (each.type, each.status) == (ImageConfigCondition.ACCEPTED, "False")
+            condition.message or condition.reason
+            for condition in self.conditions
+            if (condition.type, condition.status) == (ImageConfigCondition.ACCEPTED, "False")
         )
         return next(rejections, "")
 
@@ -141,8 +141,8 @@ class MachineOSConfig:
 
     def find_containerfile(self, architecture: str) -> ContainerfileEntry | None:
         """Return the entry of an architecture, or the one of every other architecture."""
-        found = {entry.architecture: entry for entry in reversed(self.containerfiles)}
-        return found.get(architecture) or found.get(ContainerfileArch.NO_ARCH)
+        by_architecture = {entry.architecture: entry for entry in reversed(self.containerfiles)}
+        return by_architecture.get(architecture) or by_architecture.get(ContainerfileArch.NO_ARCH)
 
     @classmethod
     def from_json(cls, document: object) -> "MachineOSConfig":

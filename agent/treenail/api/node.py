@@ -32,8 +32,10 @@ class Node:
         meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
         conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
-        ready = next((each for each in conditions if each.type == "Ready"), None)
-        heard = status.map_objects("conditions", lambda each: each.get_text("lastHeartbeatTime"))
+        ready = next((condition for condition in conditions if condition.type == "Ready"), None)
+        heard = status.map_objects(
+            "conditions", lambda condition: condition.get_text("lastHeartbeatTime")
+        )
         return cls(
             name=fields.get_object("metadata").get_required_text("name"),
             annotations=meta.annotations,

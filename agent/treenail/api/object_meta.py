@@ -137,15 +137,15 @@ def merge_conditions(
     ``now`` (RFC 3339) becomes the transition time of conditions whose status changed. Another
     reason or message alone is no transition.
     """
-    found = {condition.type: condition for condition in present}
+    merged = {condition.type: condition for condition in present}
     for condition in news:
-        before = found.get(condition.type)
+        before = merged.get(condition.type)
         same = before is not None and before.status == condition.status
         since = before.last_transition_time if before is not None and same else now
-        found[condition.type] = Condition(
+        merged[condition.type] = Condition(
             condition.type, condition.status, condition.reason, condition.message, since
         )
-    return tuple(found.values())
+    return tuple(merged.values())
 
 
 def omit_none(**fields: object) -> decode.Json:

@@ -90,8 +90,8 @@ def parse_located_yaml(
 def _has_tab(text: str, line: int) -> bool:
     """Return whether a line, counted from 0, has a tab before its first other character."""
     lines = text.splitlines()
-    found = lines[line] if line < len(lines) else ""
-    return "\t" in found[: len(found) - len(found.lstrip())]
+    content = lines[line] if line < len(lines) else ""
+    return "\t" in content[: len(content) - len(content.lstrip())]
 
 
 def list_events(text: str) -> Iterator[yaml.Event]:
@@ -191,13 +191,13 @@ class _YamlReader:
         return value
 
     def _read_sequence(self, depth: int) -> list[object]:
-        found = []
+        items = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            found.append(self._read_value(event, depth + 1))
-        return found
+            items.append(self._read_value(event, depth + 1))
+        return items
 
     def _read_mapping(self, depth: int) -> decode.Json:
-        found: decode.Json = {}
+        mapping: decode.Json = {}
         merged: decode.Json = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
@@ -205,10 +205,10 @@ class _YamlReader:
                 self._merge_mappings(source, self._read_value(source, depth + 1), merged)
                 continue
             key = self._read_key(event, depth)
-            if key in found:
+            if key in mapping:
                 raise self._make_error(event, f"duplicate key {_quote(key)}")
-            found[key] = self._read_value(next(self._events), depth + 1)
-        return {**merged, **found}
+            mapping[key] = self._read_value(next(self._events), depth + 1)
+        return {**merged, **mapping}
 
     def _merge_mappings(self, event: yaml.Event, value: object, merged: decode.Json) -> None:
         """Merge mappings: the first one wins, and own keys win over all."""
@@ -331,27 +331,27 @@ def find_positions(text: str, *, where: str, line: int = 0) -> YamlPositions:
     Raises `ConfigError` for invalid YAML. The text has no byte order mark. An alias has the
     position of the alias itself.
     """
-    found = YamlPositions()
+    positions = YamlPositions()
     try:
         events = list_events(text)
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 top = next(events)
                 if line in (0, get_line(top)):
-                    _PositionReader(events, found).read_top(top)
+                    _PositionReader(events, positions).read_top(top)
                     break
     except (yaml.YAMLError, RecursionError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where}: not YAML") from error
-    return found
+    return positions
 
 
 class _PositionReader:
-    def __init__(self, events: Iterator[yaml.Event], found: YamlPositions) -> None:
+    def __init__(self, events: Iterator[yaml.Event], positions: YamlPositions) -> None:
         self._events = events
-        self._found = found
+        self._positions = positions
 
     def read_top(self, event: yaml.Event) -> None:
-        self._found.lines[()] = get_line(event)
+        self._positions.lines[()] = get_line(event)
         if not isinstance(event, yaml.MappingStartEvent):
             return
         spans: list[tuple[str, int, int]] = []
@@ -361,13 +361,13 @@ class _PositionReader:
                 spans.append((key.value, _get_index(key.start_mark), end))
         is_flow = bool(event.flow_style)
         for name, start, end in spans:
-            self._found.ranges[name] = FieldRange(start, end, is_flow, len(spans) == 1)
+            self._positions.ranges[name] = FieldRange(start, end, is_flow, len(spans) == 1)
 
     def _read_entry(self, key: yaml.Event, path: FieldPath, depth: int) -> int:
         """Read the value of a key; return the index of its end."""
         if isinstance(key, yaml.ScalarEvent):
             path = (*path, key.value)
-            self._found.lines[path] = get_line(key)
+            self._positions.lines[path] = get_line(key)
         else:
             self._read_value(key, (*path, ""), depth + 1)
         return self._read_value(next(self._events), path, depth + 1)
@@ -383,7 +383,7 @@ class _PositionReader:
         elif isinstance(event, yaml.SequenceStartEvent):
             index = 0
             while not isinstance(last := next(self._events), yaml.SequenceEndEvent):
-                self._found.lines[*path, index] = get_line(last)
+                self._positions.lines[*path, index] = get_line(last)
                 end = self._read_value(last, (*path, index), depth + 1)
                 index += 1
         else:

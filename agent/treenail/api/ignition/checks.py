@@ -13,9 +13,10 @@ from treenail.api.ignition import model, schema
 from treenail.errors import IgnitionError
 
 URL_SCHEMES = {
-    "http": schema.OLDEST, "https": schema.OLDEST, "tftp": schema.OLDEST, "data": schema.OLDEST, "s3": schema.OLDEST,
-    "gs": "3.2.0", "arn": "3.4.0",
-}  # fmt: skip
+    **dict.fromkeys(("http", "https", "tftp", "data", "s3"), schema.OLDEST),
+    "gs": "3.2.0",
+    "arn": "3.4.0",
+}
 """Schemes of URLs, with the version that introduced them."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 # What Go's net/url accepts: an opaque URL, or one with a valid host and escapes.
@@ -197,7 +198,7 @@ class _DocumentChecks:
                 else {"sha512": model.DIGEST_SIZES["sha512"]}
             )
             if len(digits.encode()) != known.get(name, -1):
-                expected = " or ".join(f"{each}-" for each in known)
+                expected = " or ".join(f"{algorithm}-" for algorithm in known)
                 raise verification.make_error("hash", f"{expected} and as many digits")
             if source is None:
                 raise fields.error(f"{verification.path_of('hash')}: needs a source")
@@ -220,9 +221,9 @@ class _DocumentChecks:
         if scheme == "data":
             model.Contents(source=url, location=fields.path).check_source()
         elif scheme == "arn":
-            found = _ARN.match(url.partition("?")[0])
-            least = 3 if found and found[1].startswith("accesspoint/") else 2
-            if found is None or len(url.partition("?")[0].split("/")) < least:
+            arn = _ARN.match(url.partition("?")[0])
+            least = 3 if arn and arn[1].startswith("accesspoint/") else 2
+            if arn is None or len(url.partition("?")[0].split("/")) < least:
                 raise fields.make_error("source", "the ARN of an object in S3")
         if scheme in ("s3", "arn") and _EMPTY_VERSION.search(url.partition("?")[2]):
             raise fields.make_error("source", "a version of the object")
@@ -289,16 +290,16 @@ def _check_disk(fields: Fields) -> None:
     partitions = list(fields.iter_objects("partitions"))
     for partition in partitions:
         _check_partition(partition)
-    numbers = [each.get_optional_integer("number") for each in partitions]
+    numbers = [entry.get_optional_integer("number") for entry in partitions]
     numbers = [number for number in numbers if number]
     place = fields.path_of("partitions")
     if len(numbers) != len(set(numbers)):
         raise fields.error(f"{place}: two partitions have the same number")
-    labels = [each.get_optional_text("label") for each in partitions]
+    labels = [entry.get_optional_text("label") for entry in partitions]
     labels = [label for label in labels if label is not None]
     if len(labels) != len(set(labels)):
         raise fields.error(f"{place}: two partitions have the same label")
-    is_removed = [each for each in partitions if each.get_optional_bool("shouldExist") is False]
+    is_removed = [entry for entry in partitions if entry.get_optional_bool("shouldExist") is False]
     if is_removed and len(numbers) != len(partitions):
         raise fields.error(f"{place}: shouldExist false needs numbers of all partitions")
     _check_overlap(partitions, place)
@@ -329,10 +330,10 @@ def _check_partition(fields: Fields) -> None:
 
 def _check_overlap(partitions: list[Fields], place: str) -> None:
     spans: list[tuple[object, int, int]] = []
-    for each in partitions:
-        start, size = (each.get_optional_integer(name) for name in ("startMiB", "sizeMiB"))
+    for partition in partitions:
+        start, size = (partition.get_optional_integer(name) for name in ("startMiB", "sizeMiB"))
         if start and size is not None:
-            spans.append((each.values, start, start + max(size, 1) - 1))
+            spans.append((partition.values, start, start + max(size, 1) - 1))
     for one, start, end in spans:
         for other, first, last in spans:
             if one is not other and start <= last and first <= end:
@@ -376,37 +377,37 @@ def _check_path(fields: Fields, name: str) -> None:
     _check_path_text(fields.get_required_text(name), fields.path_of(name))
 
 
-def _check_path_text(found: str, place: str) -> None:
+def _check_path_text(path: str, place: str) -> None:
     """Check an absolute, clean path; the root is one."""
-    parts = found.split("/")
+    parts = path.split("/")
     is_clean = not parts[0] and not any(part in ("", ".", "..") for part in parts[1:])
-    if found != "/" and not (found and is_clean):
+    if path != "/" and not (path and is_clean):
         raise IgnitionError(
-            f"{place}: expected an absolute path without '.', '..' and '//', found {found!r:.200}"
+            f"{place}: expected an absolute path without '.', '..' and '//', found {path!r:.200}"
         )
 
 
 def read_scheme(url: str) -> str:
     """Return the scheme of a URL that Go parses, else an empty text."""
-    found = _SCHEME.match(url)
+    match = _SCHEME.match(url)
     # A printable text has no control characters. The regular expression takes 8 times as long.
-    if found is None or not (url.isprintable() or _OPAQUE.fullmatch(url)):
+    if match is None or not (url.isprintable() or _OPAQUE.fullmatch(url)):
         return ""
-    rest = url[found.end() :]
+    rest = url[match.end() :]
     is_valid = not rest.startswith("/") or _HIERARCHICAL.fullmatch(rest)
-    return found[1].lower() if is_valid else ""
+    return match[1].lower() if is_valid else ""
 
 
 def _reject_duplicates(fields: Fields, shape: schema.ObjectShape) -> None:
     """Raise when two entries of a list, or of lists that share their keys, have the same key."""
-    found: dict[object, dict[object, tuple[str, int]]] = {}
+    families: dict[object, dict[object, tuple[str, int]]] = {}
     values = fields.values
     for name, part in shape.nested.items():
         if name not in values or values[name] is None or isinstance(part, schema.ObjectShape):
             continue
         if part.is_appended or not (part.key or not part.entry):
             continue
-        locations = found.setdefault(part.family or name, {})
+        locations = families.setdefault(part.family or name, {})
         for index, key in enumerate(_list_keys(fields, name, part)):
             if key in locations:
                 earlier, number = locations[key]
@@ -468,10 +469,10 @@ def check_unit_syntax(text: str, place: str) -> None:
 
 def _find_section(text: str) -> int:
     position = 0
-    while found := _BEFORE_SECTION.search(text, position):
-        if found[0] == "[":
-            return found.start()
-        position = _skip_comment(text, found.start())
+    while match := _BEFORE_SECTION.search(text, position):
+        if match[0] == "[":
+            return match.start()
+        position = _skip_comment(text, match.start())
     return len(text)
 
 
@@ -496,8 +497,8 @@ def _skip_value(text: str, position: int) -> int:
 
 
 def _find_line_end(text: str, position: int) -> int:
-    found = text.find("\n", position)
-    return len(text) if found < 0 else found
+    newline = text.find("\n", position)
+    return len(text) if newline < 0 else newline
 
 
 def _make_error(text: str, position: int, place: str, problem: str) -> IgnitionError:

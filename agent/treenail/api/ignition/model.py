@@ -72,14 +72,14 @@ class Contents:
 
     def decode_bytes(self) -> bytes:
         """Return the bytes of the file; raise `IgnitionError` with the location in the document."""
-        found = self._decompress(_decode_url(self.source, self.location) if self.source else b"")
+        contents = self._decompress(_decode_url(self.source, self.location) if self.source else b"")
         if self.digest is not None:
             name, _, digits = self.digest.partition("-")
-            if hashlib.new(name, found).hexdigest() != digits.lower():
+            if hashlib.new(name, contents).hexdigest() != digits.lower():
                 raise IgnitionError(
                     f"{self.location}.verification.hash: the contents have another digest"
                 )
-        return found
+        return contents
 
     def check_source(self) -> None:
         """Raise `IgnitionError` unless the source is a data URL with valid data."""
@@ -143,9 +143,9 @@ def _decode_url(url: str, location: str) -> bytes:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
             raise IgnitionError(f"{location}.source: expected base64, found other data") from error
-    if found := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
+    if match := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
         raise IgnitionError(
-            f"{location}.source: invalid URL character {found.start()} after the comma",
+            f"{location}.source: invalid URL character {match.start()} after the comma",
             remedy="write it as % and two hexadecimal digits, or use base64",
         )
     # Quoted-printable differs from percent encoding only in its sign, and binascii has a C decoder.

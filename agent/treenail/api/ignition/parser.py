@@ -79,13 +79,13 @@ def _parse_file(fields: decode.Fields) -> model.IgnitionFile:
 
 
 def _parse_luks(fields: decode.Fields, version: str) -> decode.Json:
-    found = prune_fields(fields)
+    luks = prune_fields(fields)
     clevis = fields.get_object("clevis")
     if version == "3.2.0" and clevis.values.get("custom") is not None:
         # Both texts are required in version 3.2 and optional in 3.3, so that empty ones stay.
         custom = {"config": "", "pin": "", **prune_fields(clevis.get_object("custom"))}
-        found["clevis"] = {**prune_fields(clevis), "custom": custom}
-    return found
+        luks["clevis"] = {**prune_fields(clevis), "custom": custom}
+    return luks
 
 
 def _parse_directory(fields: decode.Fields) -> model.IgnitionDirectory:
@@ -144,29 +144,29 @@ _NOT_IN_HASHES = frozenset(":\n\0")
 
 def parse_path(fields: decode.Fields) -> str:
     """Read an absolute, clean path: without ``..`` and ``//``, and not the root."""
-    found = fields.get_required_text("path")
-    if not found.startswith("/"):
-        raise _make_error(fields, "path", "an absolute path", found)
-    if not _CLEAN_PATH.fullmatch(found):
+    path = fields.get_required_text("path")
+    if not path.startswith("/"):
+        raise _make_error(fields, "path", "an absolute path", path)
+    if not _CLEAN_PATH.fullmatch(path):
         raise _make_error(
-            fields, "path", "a path without '.', '..', '//' or a slash at its end", found
+            fields, "path", "a path without '.', '..', '//' or a slash at its end", path
         )
-    size = len(found.encode())
+    size = len(path.encode())
     if size > _MAX_PATH_BYTES:
-        raise _make_error(fields, "path", f"a path of up to {_MAX_PATH_BYTES} bytes", found)
-    if size > _MAX_NAME_BYTES and any(map(_is_name_too_long, found.split("/"))):
+        raise _make_error(fields, "path", f"a path of up to {_MAX_PATH_BYTES} bytes", path)
+    if size > _MAX_NAME_BYTES and any(map(_is_name_too_long, path.split("/"))):
         raise _make_error(
-            fields, "path", f"names of up to {_MAX_NAME_BYTES} bytes in the path", found
+            fields, "path", f"names of up to {_MAX_NAME_BYTES} bytes in the path", path
         )
-    return found
+    return path
 
 
 def parse_mode(fields: decode.Fields) -> int | None:
     """Read permission bits, None when absent."""
-    found = fields.get_optional_integer("mode")
-    if found is not None and not 0 <= found <= _MAX_MODE:
+    mode = fields.get_optional_integer("mode")
+    if mode is not None and not 0 <= mode <= _MAX_MODE:
         raise fields.make_error("mode", "a mode from 0 to 4095 (07777)")
-    return found
+    return mode
 
 
 def parse_owner(fields: decode.Fields, name: str) -> model.IgnitionOwner:
@@ -179,10 +179,10 @@ def parse_owner(fields: decode.Fields, name: str) -> model.IgnitionOwner:
         number = value["id"]
         if type(number) is int and 0 <= number < _NO_ID:
             return _make_owner(number)
-    found = fields.get_object(name)
-    number, text = found.get_optional_integer("id"), found.get_optional_text("name")
+    owner = fields.get_object(name)
+    number, text = owner.get_optional_integer("id"), owner.get_optional_text("name")
     if number is not None and not 0 <= number < _NO_ID:
-        raise found.make_error("id", "the number of a user or group")
+        raise owner.make_error("id", "the number of a user or group")
     return _make_owner(number, text)
 
 
@@ -191,26 +191,26 @@ _make_owner = lru_cache(maxsize=256)(model.IgnitionOwner)
 
 def parse_unit_name(fields: decode.Fields) -> str:
     """Read the name of a unit; a slash would lead to another directory."""
-    found = fields.get_required_text("name")
-    if not _UNIT_NAME.fullmatch(found):
+    name = fields.get_required_text("name")
+    if not _UNIT_NAME.fullmatch(name):
         raise _make_error(
-            fields, "name", "the name of a systemd unit, with its type at the end", found
+            fields, "name", "the name of a systemd unit, with its type at the end", name
         )
     # Drop-ins are in the directory NAME.d.
     has_dropins = bool(fields.get_list("dropins"))
-    if _is_name_too_long(f"{found}.d" if has_dropins else found):
-        raise _make_error(fields, "name", "a shorter name", found)
-    return found
+    if _is_name_too_long(f"{name}.d" if has_dropins else name):
+        raise _make_error(fields, "name", "a shorter name", name)
+    return name
 
 
 def parse_dropin(fields: decode.Fields) -> model.IgnitionDropin:
     """Read a drop-in; a slash in its name would lead to another directory."""
-    found = fields.get_required_text("name")
-    if not _DROPIN_NAME.fullmatch(found):
-        raise _make_error(fields, "name", "a file name that ends in .conf", found)
-    if _is_name_too_long(found):
-        raise _make_error(fields, "name", f"a name of up to {_MAX_NAME_BYTES} bytes", found)
-    return model.IgnitionDropin(found, fields.get_optional_text("contents"))
+    name = fields.get_required_text("name")
+    if not _DROPIN_NAME.fullmatch(name):
+        raise _make_error(fields, "name", "a file name that ends in .conf", name)
+    if _is_name_too_long(name):
+        raise _make_error(fields, "name", f"a name of up to {_MAX_NAME_BYTES} bytes", name)
+    return model.IgnitionDropin(name, fields.get_optional_text("contents"))
 
 
 def parse_user(fields: decode.Fields) -> model.IgnitionUser:
@@ -254,8 +254,8 @@ def validate_config(config: model.IgnitionConfig, fields: decode.Fields) -> None
     groups = [(entry.get_text("name"), entry) for entry in passwd.iter_objects("groups")]
     for entries in (users, groups):
         _reject_duplicates((name, entry.path, "name") for name, entry in entries)
-    for index, found in enumerate(config.users):
-        keys = enumerate(found.ssh_keys)
+    for index, user in enumerate(config.users):
+        keys = enumerate(user.ssh_keys)
         place = f"{passwd.path}.users[{index}].sshAuthorizedKeys"
         _reject_duplicates((key, f"{place}[{number}]", "") for number, key in keys)
     _reject_links_in_parents(config, nodes)
@@ -301,8 +301,8 @@ def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
 
 
 def _prune_object(values: decode.Json, fields: decode.Fields, depth: int) -> decode.Json:
-    found = {key: _prune_value(value, fields, depth - 1) for key, value in values.items()}
-    return {key: value for key, value in found.items() if value not in (None, {}, [])}
+    pruned = {key: _prune_value(value, fields, depth - 1) for key, value in values.items()}
+    return {key: value for key, value in pruned.items() if value not in (None, {}, [])}
 
 
 def _prune_value(value: object, fields: decode.Fields, depth: int) -> object:
@@ -319,8 +319,8 @@ def _is_name_too_long(name: str) -> bool:
     return len(name.encode()) > _MAX_NAME_BYTES
 
 
-def _make_error(fields: decode.Fields, name: str, expected: str, found: str) -> IgnitionError:
-    return IgnitionError(f"{fields.path_of(name)}: expected {expected}, found {found!r:.200}")
+def _make_error(fields: decode.Fields, name: str, expected: str, actual: str) -> IgnitionError:
+    return IgnitionError(f"{fields.path_of(name)}: expected {expected}, found {actual!r:.200}")
 
 
 ROOT_FILESYSTEM = "root"
@@ -357,8 +357,8 @@ def parse_ignition2(fields: decode.Fields) -> model.IgnitionConfig:
 
 
 def _parse_file2(fields: decode.Fields) -> model.IgnitionFile:
-    found = model.Contents.from_fields(fields.get_object("contents"))
-    contents = replace(found, source=found.source or "", compression=found.compression or None)
+    source = model.Contents.from_fields(fields.get_object("contents"))
+    contents = replace(source, source=source.source or "", compression=source.compression or None)
     is_appended = fields.get_bool("append")
     overwrite = False if is_appended else fields.get_optional_bool("overwrite")
     return model.IgnitionFile(
@@ -418,60 +418,58 @@ def _parse_path(fields: decode.Fields) -> str:
         raise fields.error(
             f"{fields.path_of('filesystem')}: expected {ROOT_FILESYSTEM}, found {filesystem!r:.40}"
         )
-    found = fields.get_text("path")
+    path = fields.get_text("path")
     # Version 2 accepts unclean paths, version 3 does not.
-    tidy = posixpath.normpath(f"/{found.lstrip('/')}") if found.startswith("/") else found
+    tidy = posixpath.normpath(f"/{path.lstrip('/')}") if path.startswith("/") else path
     return parse_path(decode.Fields({"path": tidy}, fields.path, fields.error))
 
 
 def _parse_owner(fields: decode.Fields, name: str) -> model.IgnitionOwner:
-    found = parse_owner(fields, name)
-    return replace(found, name=found.name or None)
+    owner = parse_owner(fields, name)
+    return replace(owner, name=owner.name or None)
 
 
 def _keep_last_files(files: tuple[model.IgnitionFile, ...]) -> tuple[model.IgnitionFile, ...]:
-    found: dict[str, model.IgnitionFile] = {}
+    last_files: dict[str, model.IgnitionFile] = {}
     for file in reversed(files):
-        found.setdefault(file.path, file)
-    return tuple(found.values())
+        last_files.setdefault(file.path, file)
+    return tuple(last_files.values())
 
 
 def _merge_units(units: tuple[model.IgnitionUnit, ...]) -> tuple[model.IgnitionUnit, ...]:
     """Return the last unit of each name, with the drop-ins of earlier ones appended."""
-    found: dict[str, model.IgnitionUnit] = {}
+    last_units: dict[str, model.IgnitionUnit] = {}
     for unit in reversed(units):
-        merged = found.setdefault(unit.name, unit)
+        merged = last_units.setdefault(unit.name, unit)
         present = {dropin.name for dropin in merged.dropins}
         more = tuple(dropin for dropin in unit.dropins if dropin.name not in present)
-        found[unit.name] = replace(merged, dropins=merged.dropins + more)
-    return tuple(found.values())
+        last_units[unit.name] = replace(merged, dropins=merged.dropins + more)
+    return tuple(last_units.values())
 
 
 def _merge_users(passwd: decode.Fields) -> tuple[model.IgnitionUser, ...]:
     """Merge all entries of the user core: the last entry with the SSH keys of all."""
-    found: model.IgnitionUser | None = None
+    core: model.IgnitionUser | None = None
     for fields in reversed(list(passwd.iter_objects("users"))):
         user = parse_user(fields)
         if user.name != SUPPORTED_USER:
             raise fields.error(
                 f"{fields.path_of('name')}: expected {SUPPORTED_USER}, found {user.name!r:.40}"
             )
-        merged = found or replace(
-            user, others=_prune_zeros(decode.Fields(user.others, fields.path))
-        )
-        found = replace(merged, ssh_keys=tuple(dict.fromkeys(merged.ssh_keys + user.ssh_keys)))
-    return () if found is None else (found,)
+        merged = core or replace(user, others=_prune_zeros(decode.Fields(user.others, fields.path)))
+        core = replace(merged, ssh_keys=tuple(dict.fromkeys(merged.ssh_keys + user.ssh_keys)))
+    return () if core is None else (core,)
 
 
 def _convert_ignition(fields: decode.Fields) -> decode.Json:
     config = fields.get_object("config")
-    found: decode.Json = {}
+    converted: decode.Json = {}
     if config.values.get("replace") is not None:
-        found["replace"] = _convert_reference(config.get_object("replace"))
+        converted["replace"] = _convert_reference(config.get_object("replace"))
     if merge := config.map_objects("append", _convert_reference):
-        found["merge"] = list(merge)
+        converted["merge"] = list(merge)
     others = prune_fields(fields, "version", "config")
-    return {**others, "config": found} if found else others
+    return {**others, "config": converted} if converted else others
 
 
 def _convert_reference(fields: decode.Fields) -> decode.Json:

@@ -78,29 +78,29 @@ def find_unknown_fields(
     fields: decode.Fields, shape: ObjectShape, version: str = NEWEST
 ) -> Sequence[IgnoredField]:
     """Return the fields of a valid document that ``shape`` or ``version`` does not have."""
-    found: list[IgnoredField] = []
-    _add_unknown_fields(fields, shape, version, found)
-    return found
+    unknown_fields: list[IgnoredField] = []
+    _add_unknown_fields(fields, shape, version, unknown_fields)
+    return unknown_fields
 
 
 def _add_unknown_fields(
-    fields: decode.Fields, shape: ObjectShape, version: str, found: list[IgnoredField]
+    fields: decode.Fields, shape: ObjectShape, version: str, unknown_fields: list[IgnoredField]
 ) -> None:
     for name, value in fields.values.items():
         if value is None:
             continue
         if shape.since.get(name, "") > version:
-            found.append(IgnoredField(fields.path_of(name), shape.since[name]))
+            unknown_fields.append(IgnoredField(fields.path_of(name), shape.since[name]))
         elif name in shape.plain:
             continue
         elif (part := shape.nested.get(name)) is None:
             suggestion = _suggest_name(name, shape)
-            found.append(IgnoredField(fields.path_of(name), suggestion=suggestion))
+            unknown_fields.append(IgnoredField(fields.path_of(name), suggestion=suggestion))
         elif isinstance(part, ObjectShape):
-            _add_unknown_fields(fields.get_object(name), part, version, found)
+            _add_unknown_fields(fields.get_object(name), part, version, unknown_fields)
         elif part.entry is not None:
             for entry in fields.iter_objects(name):
-                _add_unknown_fields(entry, part.entry, version, found)
+                _add_unknown_fields(entry, part.entry, version, unknown_fields)
 
 
 def _drop_from_object(values: decode.Json, shape: ObjectShape, version: str) -> decode.Json:
@@ -114,8 +114,8 @@ def _drop_from_object(values: decode.Json, shape: ObjectShape, version: str) -> 
             kept[name] = _drop_from_object(value, part, version)
         elif entry is not None and isinstance(value, list):
             kept[name] = [
-                _drop_from_object(each, entry, version) if isinstance(each, dict) else each
-                for each in value
+                _drop_from_object(inner, entry, version) if isinstance(inner, dict) else inner
+                for inner in value
             ]
         else:
             kept[name] = value
@@ -125,7 +125,7 @@ def _drop_from_object(values: decode.Json, shape: ObjectShape, version: str) -> 
 def _suggest_name(name: str, shape: ObjectShape) -> str:
     import difflib  # noqa: PLC0415  # only warnings need it
 
-    known = {each.casefold(): each for each in (*shape.plain, *shape.nested)}
+    known = {field.casefold(): field for field in (*shape.plain, *shape.nested)}
     close = difflib.get_close_matches(name.casefold(), known, n=1)
     return known[close[0]] if close else ""
 
