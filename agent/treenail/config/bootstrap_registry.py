@@ -85,8 +85,8 @@ def decode_record(content: bytes, *, where: str) -> BootstrapRegistryRecord:
             f"{fields.path_of('repositories')}: expected 1 to {_REPOSITORIES_LIMIT} repositories, "
             f"found {len(repositories)}"
         )
-    for index, each in enumerate(repositories):
-        host, _, path = each.partition("/")
+    for index, repository in enumerate(repositories):
+        host, _, path = repository.partition("/")
         _check_name(host, path, f"{fields.path_of('repositories')}[{index}]")
     username = fields.get_required_text("username")
     password = fields.get_required_text("password")
@@ -131,7 +131,7 @@ def is_mirror_file_of(content: bytes, registry: str) -> bool:
         ]
     except (ConfigError, ValueError, RecursionError):
         return False
-    return bool(mirrors) and all(each.startswith(f"{registry}/") for each in mirrors)
+    return bool(mirrors) and all(location.startswith(f"{registry}/") for location in mirrors)
 
 
 def list_node_files(
@@ -158,6 +158,6 @@ def _check_name(registry: str, repository: str, where: str) -> None:
 
     The grammar has no quote and no slash in a registry, so that names fit into TOML and paths.
     """
-    found = pullspec.parse_pull_spec(f"{registry}/{repository}@{_ANY_DIGEST}", where=where)
-    if found.registry != registry:
+    pull_spec = pullspec.parse_pull_spec(f"{registry}/{repository}@{_ANY_DIGEST}", where=where)
+    if pull_spec.registry != registry:
         raise ConfigError(f"{where}: expected HOST:PORT, found a path")

@@ -140,11 +140,11 @@ def list_expected_paths(wanted: wanted_state.WantedState) -> Iterator[str]:
             yield path
 
 
-def compare_entry(entry: ExpectedEntry, found: ActualEntry) -> tuple[Drift, ...]:
+def compare_entry(entry: ExpectedEntry, actual: ActualEntry) -> tuple[Drift, ...]:
     """Compare one path with its expected entry; entries of another kind differ only in that."""
-    if entry.kind is not found.kind:
-        return (Drift(entry.path, DriftAttribute.KIND, entry.kind, found.kind),)
-    return tuple(_find_differences(entry, found))
+    if entry.kind is not actual.kind:
+        return (Drift(entry.path, DriftAttribute.KIND, entry.kind, actual.kind),)
+    return tuple(_find_differences(entry, actual))
 
 
 def find_unknown_dropins(
@@ -248,28 +248,32 @@ def _expect_unit_files(unit: wanted_state.WantedUnit) -> Iterator[ExpectedEntry]
             yield ExpectedEntry(path, EntryKind.NOTHING)
 
 
-def _find_differences(entry: ExpectedEntry, found: ActualEntry) -> Iterator[Drift]:
-    if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != found.sha256:
-        expected, actual = f"sha256:{digest}", f"sha256:{found.sha256}"
-        mode = found.mode if entry.mode is None else entry.mode & found.mode
+def _find_differences(entry: ExpectedEntry, present: ActualEntry) -> Iterator[Drift]:
+    if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != present.sha256:
+        expected, actual = f"sha256:{digest}", f"sha256:{present.sha256}"
+        mode = present.mode if entry.mode is None else entry.mode & present.mode
         if node_paths.is_secret_file(entry.path, mode):
             expected = actual = node_paths.WITHHELD
         yield Drift(entry.path, DriftAttribute.CONTENTS, expected, actual)
-    if entry.mode is not None and entry.mode != found.mode:
-        yield Drift(entry.path, DriftAttribute.MODE, f"{entry.mode:04o}", f"{found.mode:04o}")
-    if entry.user is not None and entry.user not in (found.uid, found.user):
-        yield Drift(entry.path, DriftAttribute.USER, str(entry.user), found.user or str(found.uid))
-    if entry.group is not None and entry.group not in (found.gid, found.group):
+    if entry.mode is not None and entry.mode != present.mode:
+        yield Drift(entry.path, DriftAttribute.MODE, f"{entry.mode:04o}", f"{present.mode:04o}")
+    if entry.user is not None and entry.user not in (present.uid, present.user):
         yield Drift(
-            entry.path, DriftAttribute.GROUP, str(entry.group), found.group or str(found.gid)
+            entry.path, DriftAttribute.USER, str(entry.user), present.user or str(present.uid)
         )
-    if entry.target is not None and entry.target != found.target:
+    if entry.group is not None and entry.group not in (present.gid, present.group):
+        yield Drift(
+            entry.path, DriftAttribute.GROUP, str(entry.group), present.group or str(present.gid)
+        )
+    if entry.target is not None and entry.target != present.target:
         from treenail.config.redact import redact_line  # noqa: PLC0415 - as above
 
-        target, actual_target = redact_line(entry.target), redact_line(found.target)
+        target, actual_target = redact_line(entry.target), redact_line(present.target)
         yield Drift(entry.path, DriftAttribute.TARGET, target, actual_target)
-    if found.default_label and found.label != found.default_label:
-        yield Drift(entry.path, DriftAttribute.LABEL, found.default_label, found.label or "nothing")
+    if present.default_label and present.label != present.default_label:
+        yield Drift(
+            entry.path, DriftAttribute.LABEL, present.default_label, present.label or "nothing"
+        )
 
 
 def _find_wanted_enablement(unit: wanted_state.WantedUnit) -> str:

@@ -98,12 +98,12 @@ def compare_with_image(wanted: wanted_state.WantedState, content: ImageContent) 
         is_carried = can_image_carry(path, content.resolved_paths.get(path, ""))
         if path in unit_paths or not is_carried or is_machine_state(path):
             continue
-        found = content.entries.get(path, _NOTHING)
+        actual = content.entries.get(path, _NOTHING)
         # A hard link has no expected entry: its name alone can be compared.
         drifts = drift_comparison.compare_entry(
-            entry or drift_comparison.ExpectedEntry(path, drift_comparison.EntryKind.FILE), found
+            entry or drift_comparison.ExpectedEntry(path, drift_comparison.EntryKind.FILE), actual
         )
-        if drifts and (entry or found.kind is not drift_comparison.EntryKind.FILE):
+        if drifts and (entry or actual.kind is not drift_comparison.EntryKind.FILE):
             if not _can_agent_complete(wanted, path):
                 missing += drifts
         else:
@@ -129,19 +129,21 @@ def drop_provided(
     """Return the part of the config that the agent writes."""
     return replace(
         wanted,
-        files={path: each for path, each in wanted.files.items() if path not in provided},
+        files={path: file for path, file in wanted.files.items() if path not in provided},
         directories={
-            path: each for path, each in wanted.directories.items() if path not in provided
+            path: directory
+            for path, directory in wanted.directories.items()
+            if path not in provided
         },
-        links={path: each for path, each in wanted.links.items() if path not in provided},
-        units={name: each for name, each in wanted.units.items() if name not in provided},
+        links={path: link for path, link in wanted.links.items() if path not in provided},
+        units={name: unit for name, unit in wanted.units.items() if name not in provided},
     )
 
 
 def list_provided(wanted: wanted_state.WantedState, provided: frozenset[str]) -> tuple[str, ...]:
     """Return the provided paths and units in the order of the config."""
     subjects = (*wanted.files, *wanted.directories, *wanted.links, *wanted.units)
-    return tuple(each for each in subjects if each in provided)
+    return tuple(subject for subject in subjects if subject in provided)
 
 
 def make_missing_error(
@@ -214,12 +216,12 @@ def _compare_unit(
 def _has_vendor_entry(entry: drift_comparison.ExpectedEntry, content: ImageContent) -> bool:
     """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
     above = content.entries.get(entry.path, _NOTHING)
-    found = content.vendor_entries.get(entry.path, _NOTHING)
-    if above.kind is not drift_comparison.EntryKind.NOTHING or found.kind is not entry.kind:
+    vendor = content.vendor_entries.get(entry.path, _NOTHING)
+    if above.kind is not drift_comparison.EntryKind.NOTHING or vendor.kind is not entry.kind:
         return False
     if entry.kind is drift_comparison.EntryKind.LINK:
-        return entry.target == found.target == drift_comparison.MASK_TARGET
-    return entry.kind is drift_comparison.EntryKind.FILE and entry.compute_sha256() == found.sha256
+        return entry.target == vendor.target == drift_comparison.MASK_TARGET
+    return entry.kind is drift_comparison.EntryKind.FILE and entry.compute_sha256() == vendor.sha256
 
 
 def _format_missing(drift: drift_comparison.Drift) -> str:

@@ -74,34 +74,38 @@ class ImageMirrors:
 
         ``is_digest`` says whether the image is named by its digest.
         """
-        matches = ((len(each.prefix), each) for each in self.rules if each.measure_match(name))
-        rule = max(matches, key=lambda each: each[0], default=(0, None))[1]
+        matches = (
+            (len(candidate.prefix), candidate)
+            for candidate in self.rules
+            if candidate.measure_match(name)
+        )
+        rule = max(matches, key=lambda match: match[0], default=(0, None))[1]
         if rule is None:
             return (name,)
         rest = name[rule.measure_match(name) :]
         other = TAG_ONLY if is_digest else DIGEST_ONLY
-        found = [f"{each.location}{rest}" for each in rule.mirrors if each.pull != other]
+        places = [f"{mirror.location}{rest}" for mirror in rule.mirrors if mirror.pull != other]
         if not rule.is_blocked:
-            found.append(f"{rule.location}{rest}" if rule.location else name)
-        return tuple(dict.fromkeys(found))
+            places.append(f"{rule.location}{rest}" if rule.location else name)
+        return tuple(dict.fromkeys(places))
 
     def list_registries(self) -> tuple[str, ...]:
         """Return ``HOST:PORT`` of all mirrors."""
         locations = (mirror.location for rule in self.rules for mirror in rule.mirrors)
-        return tuple(sorted({each.partition("/")[0] for each in locations}))
+        return tuple(sorted({location.partition("/")[0] for location in locations}))
 
     def add_rules(self, rules: Iterable[MirrorRule]) -> "ImageMirrors":
         """Return the rules of both; of one prefix, own mirrors come first."""
-        found = {each.prefix: each for each in self.rules}
-        for each in rules:
-            known = found.get(each.prefix, MirrorRule(each.prefix, each.location))
-            found[each.prefix] = MirrorRule(
-                each.prefix,
+        merged = {rule.prefix: rule for rule in self.rules}
+        for rule in rules:
+            known = merged.get(rule.prefix, MirrorRule(rule.prefix, rule.location))
+            merged[rule.prefix] = MirrorRule(
+                rule.prefix,
                 known.location,
-                tuple(dict.fromkeys((*known.mirrors, *each.mirrors))),
-                known.is_blocked or each.is_blocked,
+                tuple(dict.fromkeys((*known.mirrors, *rule.mirrors))),
+                known.is_blocked or rule.is_blocked,
             )
-        return ImageMirrors(tuple(found.values()))
+        return ImageMirrors(tuple(merged.values()))
 
     def to_json(self) -> list[decode.Json]:
         """Encode the rules for `read_mirror_rules`, in the form of registries.conf."""
@@ -111,8 +115,8 @@ class ImageMirrors:
                 "location": rule.location,
                 "blocked": rule.is_blocked,
                 "mirror": [
-                    {"location": each.location, "pull-from-mirror": each.pull}
-                    for each in rule.mirrors
+                    {"location": mirror.location, "pull-from-mirror": mirror.pull}
+                    for mirror in rule.mirrors
                 ],
             }
             for rule in self.rules
@@ -133,13 +137,13 @@ def read_config_mirrors(config: machineconfig.MachineConfig) -> ImageMirrors:
     A file of ``registries.conf.d`` replaces what earlier ones say about the same prefix.
     """
     files = wanted_state.read_wanted_state(config).files
-    names = [node_paths.REGISTRIES_CONF, *sorted(each for each in files if _is_drop_in(each))]
-    found: dict[str, MirrorRule] = {}
+    names = [node_paths.REGISTRIES_CONF, *sorted(filter(_is_drop_in, files))]
+    rules: dict[str, MirrorRule] = {}
     for path in names:
         if path in files:
             content = files[path].contents.decode_bytes()
-            found |= {each.prefix: each for each in parse_registries_conf(content, where=path)}
-    return ImageMirrors(tuple(found.values()))
+            rules |= {rule.prefix: rule for rule in parse_registries_conf(content, where=path)}
+    return ImageMirrors(tuple(rules.values()))
 
 
 def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ...]:
@@ -155,11 +159,11 @@ def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorR
     """Yield the rules of an object of `MIRROR_KINDS`; raise `ConfigError`."""
     fields = decode.Fields.from_json(document, where)
     name, pull = _LISTS[fields.get_text("kind")]
-    for each in fields.get_object("spec").iter_objects(name):
+    for entry in fields.get_object("spec").iter_objects(name):
         yield MirrorRule(
-            each.get_required_text("source"),
-            mirrors=tuple(ImageMirror(mirror, pull) for mirror in each.get_text_list("mirrors")),
-            is_blocked=each.get_text("mirrorSourcePolicy") == _NEVER,
+            entry.get_required_text("source"),
+            mirrors=tuple(ImageMirror(mirror, pull) for mirror in entry.get_text_list("mirrors")),
+            is_blocked=entry.get_text("mirrorSourcePolicy") == _NEVER,
         )
 
 
@@ -183,13 +187,13 @@ def _read_rule(fields: decode.Fields) -> MirrorRule:
 
 
 def _read_mirrors(fields: decode.Fields, *, is_digest_only: bool) -> Iterator[ImageMirror]:
-    for each in fields.iter_objects("mirror"):
-        pull = each.get_text("pull-from-mirror")
+    for mirror in fields.iter_objects("mirror"):
+        pull = mirror.get_text("pull-from-mirror")
         if pull not in _PULLS:
-            raise each.make_error("pull-from-mirror", f"one of {', '.join(_PULLS[1:])}")
+            raise mirror.make_error("pull-from-mirror", f"one of {', '.join(_PULLS[1:])}")
         kept = "" if pull == "all" else pull
         yield ImageMirror(
-            each.get_required_text("location"), DIGEST_ONLY if is_digest_only else kept
+            mirror.get_required_text("location"), DIGEST_ONLY if is_digest_only else kept
         )
 
 
@@ -266,10 +270,10 @@ def _is_harmless(registry: _Registry) -> bool:
 
 def _parse_registries(contents: bytes) -> _Registries:
     fields = decode.Fields.from_json(tomllib.loads(contents.decode()), "registries.conf")
-    found = fields.map_objects("registry", _parse_registry)
+    registries = fields.map_objects("registry", _parse_registry)
     return _Registries(
         search=fields.get_text_list("unqualified-search-registries"),
-        registries={registry.prefix or registry.location: registry for registry in found},
+        registries={registry.prefix or registry.location: registry for registry in registries},
     )
 
 

@@ -67,32 +67,36 @@ def merge_machine_configs(
     """
     ordered = sort_configs(configs)
     sources: _SourceNames = {}
-    merged = _merge_ignition([(each, read(each)) for each in ordered], sources)
+    merged = _merge_ignition([(config, read(config)) for config in ordered], sources)
     for config in ordered:
         for entry in _list_own_entries(config):
             sources.setdefault(entry, []).append(config.name)
     kernel = _find_last(
-        (each.kernel_type for each in ordered if each.kernel_type != machineconfig.DEFAULT_KERNEL),
+        (
+            config.kernel_type
+            for config in ordered
+            if config.kernel_type != machineconfig.DEFAULT_KERNEL
+        ),
         machineconfig.DEFAULT_KERNEL,
     )
     _reject_kernel_devel(kernel, sources)
     # Generated MachineConfigs name the image of the release, which is the base already.
-    by_users = [each for each in ordered if not _is_generated(each)]
-    os_image = _find_last((each.os_image_url for each in by_users), base.os)
+    by_users = [config for config in ordered if not _is_generated(config)]
+    os_image = _find_last((config.os_image_url for config in by_users), base.os)
     spec: decode.Json = {
         "osImageURL": os_image,
         "baseOSExtensionsContainerImage": _find_last(
-            (each.extensions_image for each in by_users), base.extensions
+            (config.extensions_image for config in by_users), base.extensions
         ),
         "config": merged,
-        "kernelArguments": [word for each in ordered for word in each.kernel_arguments],
+        "kernelArguments": [word for config in ordered for word in config.kernel_arguments],
         "kernelType": kernel,
-        "extensions": [name for each in ordered for name in each.extensions],
-        "fips": any(each.fips for each in ordered),
+        "extensions": [name for config in ordered for name in config.extensions],
+        "fips": any(config.fips for config in ordered),
     }
     return MergedConfig(
         spec=spec,
-        sources=tuple(each.name for each in ordered),
+        sources=tuple(config.name for config in ordered),
         provenance=Provenance({entry: tuple(names) for entry, names in sources.items()}),
         has_os_image_override=os_image != base.os,
     )
@@ -105,7 +109,7 @@ def sort_configs(
     return tuple(
         sorted(
             configs,
-            key=lambda each: (each.metadata.labels.get(ROLE) != WORKER, each.name.encode()),
+            key=lambda config: (config.metadata.labels.get(ROLE) != WORKER, config.name.encode()),
         )
     )
 
@@ -119,21 +123,21 @@ def _merge_ignition(
     for index, (config, own) in enumerate(configs):
         if own is None:
             continue
-        found = own
+        document = own
         if index:
             # The Machine Config Operator adds an empty compression before the merge, so that a
             # plain file replaces a compressed one, and removes it after the merge.
-            found = _map_files(found, _add_compression)
+            document = _map_files(document, _add_compression)
             merged = True
-        merging.add_config(found, f"MachineConfig {config.name}: spec.config")
-        for entry in list_named_entries(found):
+        merging.add_config(document, f"MachineConfig {config.name}: spec.config")
+        for entry in list_named_entries(document):
             sources.setdefault(entry, []).append(config.name)
-    found = merging.to_json()
-    for entry in sources.keys() - set(list_named_entries(found)):
+    document = merging.to_json()
+    for entry in sources.keys() - set(list_named_entries(document)):
         del sources[entry]
     # Ignition does not replace an existing file without overwrite, MachineConfigs always did.
-    found = _map_files(found, lambda file: {"overwrite": True, **file})
-    return _map_files(found, _drop_empty_compression) if merged else found
+    document = _map_files(document, lambda file: {"overwrite": True, **file})
+    return _map_files(document, _drop_empty_compression) if merged else document
 
 
 def _map_files(config: decode.Json, change: Callable[[decode.Json], decode.Json]) -> decode.Json:
@@ -180,8 +184,8 @@ def _is_generated(config: machineconfig.MachineConfig) -> bool:
 
 
 def _find_last(names: Iterable[str], default: str) -> str:
-    found = [name for name in names if name]
-    return found[-1] if found else default
+    present = [name for name in names if name]
+    return present[-1] if present else default
 
 
 def _reject_kernel_devel(kernel: str, sources: _SourceNames) -> None:
@@ -241,18 +245,18 @@ class _MergedObject:
                 self._merge_list(fields, name, part)
 
     def to_json(self) -> decode.Json:
-        found: decode.Json = {name: "" for name in self._shape.always if name not in self._plain}
-        found.update(self._plain)
+        document: decode.Json = {name: "" for name in self._shape.always if name not in self._plain}
+        document.update(self._plain)
         for name in self._shape.unless_zero:
-            if not found.get(name, True):
-                del found[name]
+            if not document.get(name, True):
+                del document[name]
         for name, inner in self._objects.items():
-            found[name] = inner.to_json()
+            document[name] = inner.to_json()
         for name, entries in self._lists.items():
-            found[name] = [
+            document[name] = [
                 entry if isinstance(entry, str) else entry.to_json() for entry in entries.values()
             ]
-        return {name: value for name, value in found.items() if value not in ({}, [])}
+        return {name: value for name, value in document.items() if value not in ({}, [])}
 
     def _merge_list(self, fields: decode.Fields, name: str, part: schema.ListShape) -> None:
         own = self._lists.setdefault(name, {})

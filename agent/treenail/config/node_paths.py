@@ -65,7 +65,9 @@ SYSTEM_DIRECTORIES = ("/dev", "/ostree", "/proc", "/sys", "/sysroot")
 
 def belongs_to_system(path: str) -> bool:
     """Return whether the path is one of `SYSTEM_DIRECTORIES`, or below one."""
-    return any(path == each or path.startswith(f"{each}/") for each in SYSTEM_DIRECTORIES)
+    return any(
+        path == directory or path.startswith(f"{directory}/") for directory in SYSTEM_DIRECTORIES
+    )
 
 
 def is_read_only(path: str) -> bool:

@@ -48,8 +48,8 @@ class Provenance:
 
     def find_section_sources(self, section: str) -> tuple[str, ...]:
         """Return the MachineConfigs that set any entry of the section."""
-        found = (names for (where, _name), names in self.entries.items() if where == section)
-        return tuple(dict.fromkeys(name for names in found for name in names))
+        matches = (names for (where, _name), names in self.entries.items() if where == section)
+        return tuple(dict.fromkeys(name for names in matches for name in names))
 
     def to_text(self) -> str:
         """Encode the provenance for the annotation; long text is compressed."""
@@ -73,11 +73,11 @@ class Provenance:
 
     def to_json(self) -> decode.Json:
         """Encode the provenance as JSON; each MachineConfig name occurs once, to save space."""
-        sources = list(dict.fromkeys(name for found in self.entries.values() for name in found))
+        sources = list(dict.fromkeys(name for setters in self.entries.values() for name in setters))
         at = {name: index for index, name in enumerate(sources)}
         sections: dict[str, dict[str, list[int]]] = {}
-        for (section, name), found in self.entries.items():
-            sections.setdefault(section, {})[name] = [at[source] for source in found]
+        for (section, name), setters in self.entries.items():
+            sections.setdefault(section, {})[name] = [at[source] for source in setters]
         return {"sources": sources, "entries": sections}
 
     @classmethod

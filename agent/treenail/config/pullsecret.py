@@ -52,7 +52,7 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
     auths = _find_auths(document)
     if not isinstance(auths, dict):
         raise _make_error(where, 'it has no object "auths" and is not a .dockercfg')
-    found: dict[str, RegistryCredential] = {}
+    credentials: dict[str, RegistryCredential] = {}
     exact: set[str] = set()
     for number, (name, entry) in enumerate(auths.items(), 1):
         registry = _normalize_registry(name)
@@ -65,10 +65,10 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
             )
         # Two spellings of one registry: pulls look up the one that is normalized already.
         if registry == name or registry not in exact:
-            found[registry] = login
+            credentials[registry] = login
         if registry == name:
             exact.add(registry)
-    return PullSecret(found)
+    return PullSecret(credentials)
 
 
 def read_login_secret(document: object, *, where: str) -> PullSecret:
@@ -92,10 +92,10 @@ def read_login_secret(document: object, *, where: str) -> PullSecret:
         decoded = binascii.a2b_base64(content, strict_mode=True)
     except ValueError:
         raise _make_secret_error(where, f"the value of {name} is not base64") from None
-    found = parse_pull_secret(decoded, where=where)
-    if not found.credentials:
+    pull_secret = parse_pull_secret(decoded, where=where)
+    if not pull_secret.credentials:
         raise _make_secret_error(where, "it has no login")
-    return found
+    return pull_secret
 
 
 def find_credential(
@@ -260,7 +260,11 @@ def record_rejection(
     if name is None:
         return None
     if name in history.rejected_digests:
-        left = {each: digest for each, digest in history.rejected_digests.items() if each != name}
+        left = {
+            registry: digest
+            for registry, digest in history.rejected_digests.items()
+            if registry != name
+        }
         return replace(history, rejected_digests=left)
     login = newest.credentials[name]
     if history.last_good.get(name, login) == login:
@@ -314,7 +318,9 @@ def decode_history(content: bytes, *, where: str) -> CredentialHistory:
     good = parse_pull_secret(content, where=where).credentials
     document = json.loads(content) if content.strip() else {}
     digests = document.get("rejected") or {}
-    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+    if not isinstance(digests, dict) or not all(
+        isinstance(digest, str) for digest in digests.values()
+    ):
         raise CredentialError(f'cannot parse {where}: "rejected" is not an object of digests')
     return CredentialHistory(good, digests)
 

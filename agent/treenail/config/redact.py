@@ -193,12 +193,12 @@ def redact_json(value: object, *, depth: int = 0) -> object:
     if isinstance(value, dict):
         return {
             key: node_paths.WITHHELD
-            if _is_secret_entry(key, each)
-            else redact_json(each, depth=depth + 1)
-            for key, each in value.items()
+            if _is_secret_entry(key, child)
+            else redact_json(child, depth=depth + 1)
+            for key, child in value.items()
         }
     if isinstance(value, list):
-        return [redact_json(each, depth=depth + 1) for each in value]
+        return [redact_json(child, depth=depth + 1) for child in value]
     return redact_text(value) if isinstance(value, str) else value
 
 
@@ -212,10 +212,10 @@ def _is_secret_entry(key: str, value: object) -> bool:
 def _withhold_values(line: str) -> str:
     """Withhold the values of secret keys, up to the closing quote or the end of the line."""
     shown: list[str] = []
-    while found := _KEY.search(line):
-        value = found["value"]
+    while match := _KEY.search(line):
+        value = match["value"]
         quoted = _QUOTED.match(value)
-        shown += [line[: found.start("value")], node_paths.WITHHELD]
+        shown += [line[: match.start("value")], node_paths.WITHHELD]
         line = value[quoted.end() :] if quoted else ""
     return "".join((*shown, line))
 
@@ -225,14 +225,14 @@ def _find_secret_end(line: str) -> re.Pattern[str] | None:
     begin = _BEGIN.search(line)
     if begin and not _END.search(line, begin.end()):
         return _END
-    found = _KEY.search(line)
-    while found:
-        value = found["value"]
+    match = _KEY.search(line)
+    while match:
+        value = match["value"]
         if value[0] in "\"'" and not _QUOTED.match(value):
             return re.compile(re.escape(value[0]))
         if line.endswith("\\"):
             return re.compile(r"(?<!\\)$")
-        found = _KEY.search(value)
+        match = _KEY.search(value)
     return None
 
 
@@ -245,8 +245,8 @@ def _count_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _withhold_encoded(found: re.Match[str]) -> str:
-    text = found[0]
+def _withhold_encoded(match: re.Match[str]) -> str:
+    text = match[0]
     mixed = any(map(str.isupper, text)) and any(map(str.islower, text))
     return node_paths.WITHHELD if mixed and any(map(str.isdigit, text)) else text
 
@@ -293,15 +293,17 @@ def _truncate_line(line: str) -> str:
 
 
 def _format_sizes(old: bytes | None, new: bytes | None) -> str:
-    return " -> ".join("nothing" if each is None else f"{len(each)} bytes" for each in (old, new))
+    return " -> ".join(
+        "nothing" if content is None else f"{len(content)} bytes" for content in (old, new)
+    )
 
 
 def _format_digests(old: bytes | None, new: bytes | None) -> str:
     return " -> ".join(
         "nothing"
-        if each is None
-        else f"{len(each)} bytes, sha256:{hashlib.sha256(each).hexdigest()}"
-        for each in (old, new)
+        if content is None
+        else f"{len(content)} bytes, sha256:{hashlib.sha256(content).hexdigest()}"
+        for content in (old, new)
     )
 
 

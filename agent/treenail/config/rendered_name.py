@@ -95,10 +95,10 @@ def _write_mapping(value: decode.Json, indent: int, out: list[str], *, is_begun:
 @lru_cache(256)
 def _split_key(key: str) -> tuple[str, int]:
     """Return the letters and the number of a key: go-yaml sorts the key a2 before a10."""
-    found = _KEY.fullmatch(key)
-    if found is None or not isinstance(yaml11.resolve_scalar(key), str):
+    match = _KEY.fullmatch(key)
+    if match is None or not isinstance(yaml11.resolve_scalar(key), str):
         raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
-    return found[1], int(found[2] or -1)
+    return match[1], int(match[2] or -1)
 
 
 def _write_sequence(items: list[object], indent: int, out: list[str], *, is_begun: bool) -> None:
@@ -135,9 +135,9 @@ def _format_value(value: object, column: int, indent: int) -> str:
             raise ValueError(f"cannot encode {type(value).__name__} in a hashed structure")
 
 
-def _fold_nel(found: re.Match[str]) -> str:
+def _fold_nel(match: re.Match[str]) -> str:
     # Go's JSON does not escape U+0085, and go-yaml folds it as a line break when it reads that.
-    breaks = found[1].count("\u0085")
+    breaks = match[1].count("\u0085")
     return " " if breaks == 1 else "\n" * (breaks - 1)
 
 
@@ -179,10 +179,10 @@ def _is_read_as_other_type(text: str) -> bool:
 
 
 def _is_timestamp(text: str) -> bool:
-    found = _TIMESTAMP.fullmatch(text)
-    if not found:
+    match = _TIMESTAMP.fullmatch(text)
+    if not match:
         return False
-    year, month, day, *clock = (int(part) for part in found.groups() if part is not None)
+    year, month, day, *clock = (int(part) for part in match.groups() if part is not None)
     leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     days = (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
     date = 1 <= month <= 12 and 1 <= day <= days[month - 1]
@@ -212,13 +212,13 @@ def _fold_lines(text: str, column: int, indent: int) -> str:
         return text
     out = []
     position = 0
-    for found in _LONE_SPACE.finditer(text):
-        at = found.start()
+    for match in _LONE_SPACE.finditer(text):
+        at = match.start()
         out.append(text[position:at])
         column += at - position
         position = at + 1
-        if found[0] != " ":
-            out.append(found[0])
+        if match[0] != " ":
+            out.append(match[0])
             column = 0
         elif column > _WIDTH:
             out.append("\n" + " " * indent)
@@ -236,14 +236,14 @@ def _format_double_quoted(text: str, column: int, indent: int) -> str:
     out = ['"']
     column += 1
     position = 0
-    for found in _ESCAPED_OR_SPACE.finditer(text):
-        at = found.start()
+    for match in _ESCAPED_OR_SPACE.finditer(text):
+        at = match.start()
         out.append(text[position:at])
         column += at - position
         position = at + 1
         lone = 0 < at < len(text) - 1 and text[at - 1] != " "
-        if found[0] != " ":
-            piece = _escape_char(found[0])
+        if match[0] != " ":
+            piece = _escape_char(match[0])
         elif lone and column > _WIDTH:
             out.append("\n" + " " * indent)
             column = indent

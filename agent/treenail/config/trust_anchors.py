@@ -14,13 +14,13 @@ _PEM = re.compile(
 
 def find_certificates(content: bytes) -> frozenset[str]:
     """Return the SHA-256 digests of the certificates in PEM; text that is none counts as none."""
-    found = set()
+    digests = set()
     for body in _PEM.findall(content):
         try:
-            found.add(hashlib.sha256(base64.b64decode(body)).hexdigest())
+            digests.add(hashlib.sha256(base64.b64decode(body)).hexdigest())
         except binascii.Error:
             continue
-    return frozenset(found)
+    return frozenset(digests)
 
 
 def find_untrusted(anchors: Mapping[str, bytes], bundle: bytes) -> dict[str, int]:
@@ -29,13 +29,13 @@ def find_untrusted(anchors: Mapping[str, bytes], bundle: bytes) -> dict[str, int
     ``bundle`` is the extracted bundle of CA certificates.
     """
     trusted = find_certificates(bundle)
-    counts = {path: len(find_certificates(each) - trusted) for path, each in anchors.items()}
+    counts = {path: len(find_certificates(content) - trusted) for path, content in anchors.items()}
     return {path: count for path, count in counts.items() if count}
 
 
 def compute_sources_digest(sources: Iterable[tuple[str, bytes]]) -> str:
     """Return a digest of the files, paths included, that a trust store is extracted from."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, content in sorted(sources):
-        found.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -62,12 +62,12 @@ def check_rendered_size(spec: decode.Json, name: str) -> None:
 
 def _reject_other_case(ignored: Iterable[schema.IgnoredField]) -> None:
     """Raise for ``Storage``: Go reads it as ``storage``, so that ignoring it changes the name."""
-    for found in ignored:
-        name = re.split(r"[.\]]", found.location)[-1]
-        if name != found.suggestion and name.lower() == found.suggestion.lower():
+    for field in ignored:
+        name = re.split(r"[.\]]", field.location)[-1]
+        if name != field.suggestion and name.lower() == field.suggestion.lower():
             raise errors.ConfigError(
-                f"{found.location}: unknown field",
-                remedy=f"write {found.suggestion}: upper and lower case matter",
+                f"{field.location}: unknown field",
+                remedy=f"write {field.suggestion}: upper and lower case matter",
             )
 
 

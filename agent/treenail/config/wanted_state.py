@@ -124,27 +124,27 @@ def read_wanted_state(config: machineconfig.MachineConfig) -> WantedState:
     write.
     """
     prefix = f"MachineConfig {config.name}: " if config.name else ""
-    found = parser.parse_ignition(config.config, location=f"{prefix}spec.config")
-    for link in found.links:
+    ignition = parser.parse_ignition(config.config, location=f"{prefix}spec.config")
+    for link in ignition.links:
         _check_link(link)
     return WantedState(
-        files={file.path: _read_file(file) for file in found.files},
-        directories=read_directories(found),
-        links=read_links(found),
-        units={unit.name: _read_unit(unit) for unit in found.units},
-        users=_read_users(found),
+        files={file.path: _read_file(file) for file in ignition.files},
+        directories=read_directories(ignition),
+        links=read_links(ignition),
+        units={unit.name: _read_unit(unit) for unit in ignition.units},
+        users=_read_users(ignition),
         os=_read_os(config, f"{prefix}spec"),
     )
 
 
-def read_directories(found: model.IgnitionConfig) -> dict[str, WantedDirectory]:
+def read_directories(ignition: model.IgnitionConfig) -> dict[str, WantedDirectory]:
     """Return the directories of an Ignition config, by path."""
-    return {entry.path: _read_directory(entry) for entry in found.directories}
+    return {entry.path: _read_directory(entry) for entry in ignition.directories}
 
 
-def read_links(found: model.IgnitionConfig) -> dict[str, WantedLink]:
+def read_links(ignition: model.IgnitionConfig) -> dict[str, WantedLink]:
     """Return the links of an Ignition config, by path."""
-    return {link.path: _read_link(link) for link in found.links}
+    return {link.path: _read_link(link) for link in ignition.links}
 
 
 def split_kernel_arguments(entry: str) -> list[str]:
@@ -210,9 +210,10 @@ def _read_owner(owner: model.IgnitionOwner) -> UserOrGroup:
     return ROOT if owner.name in (None, "", "root") else owner.name
 
 
-def _read_users(found: model.IgnitionConfig) -> dict[str, WantedUser]:
+def _read_users(ignition: model.IgnitionConfig) -> dict[str, WantedUser]:
     return {
-        user.name: WantedUser(user.name, user.ssh_keys, user.password_hash) for user in found.users
+        user.name: WantedUser(user.name, user.ssh_keys, user.password_hash)
+        for user in ignition.users
     }
 
 
@@ -225,9 +226,9 @@ def _read_os(config: machineconfig.MachineConfig, spec: str) -> WantedOS:
         )
     for index, extension in enumerate(config.extensions):
         if extension not in machineconfig.EXTENSIONS:
+            expected = ", ".join(machineconfig.EXTENSIONS)
             raise errors.ConfigError(
-                f"{spec}.extensions[{index}]: expected one of {', '.join(machineconfig.EXTENSIONS)}, "
-                f"found {extension!r:.40}"
+                f"{spec}.extensions[{index}]: expected one of {expected}, found {extension!r:.40}"
             )
     if kernel_type != machineconfig.DEFAULT_KERNEL and "kernel-devel" in config.extensions:
         raise errors.ConfigError(

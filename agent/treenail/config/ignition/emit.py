@@ -101,7 +101,7 @@ class _FieldSelector:
     def select_fields(
         self, values: decode.Json, shape: schema.ObjectShape, place: str
     ) -> decode.Json:
-        found: decode.Json = {}
+        kept: decode.Json = {}
         for name, value in values.items():
             part = shape.nested.get(name)
             if not shape.has_field(name) or _is_empty(value, part):
@@ -114,8 +114,8 @@ class _FieldSelector:
                 raise VersionTooOldError(field, since, requested=self._requested)
             selected = self._select_value(value, part, field)
             if not _is_empty(selected, part):
-                found[name] = selected
-        return found
+                kept[name] = selected
+        return kept
 
     def _select_value(
         self, value: object, part: schema.ObjectShape | schema.ListShape | None, place: str
@@ -125,10 +125,10 @@ class _FieldSelector:
             return self.select_fields(value, part, place)
         if isinstance(part, schema.ListShape) and isinstance(value, list):
             return [
-                self.select_fields(each, part.entry, f"{place}[{index}]")
-                if part.entry is not None and isinstance(each, dict)
-                else each
-                for index, each in enumerate(value)
+                self.select_fields(child, part.entry, f"{place}[{index}]")
+                if part.entry is not None and isinstance(child, dict)
+                else child
+                for index, child in enumerate(value)
             ]
         return value
 
@@ -188,7 +188,7 @@ def find_unsupported_field(document: decode.Json) -> str:
 def convert_to_ignition2(document: decode.Json) -> decode.Json:
     """Return a valid 3.0 document, without unsupported fields, as a document of 2.2."""
     fields = decode.Fields(document, "", errors.IgnitionError)
-    found = {**document, "ignition": _convert_ignition(fields.get_object("ignition"))}
+    older = {**document, "ignition": _convert_ignition(fields.get_object("ignition"))}
     if "storage" in document:
         storage = fields.get_object("storage")
         nodes = {
@@ -197,10 +197,10 @@ def convert_to_ignition2(document: decode.Json) -> decode.Json:
             "links": storage.map_objects("links", _convert_node),
         }
         converted = {name: list(entries) for name, entries in nodes.items() if entries}
-        found["storage"] = {
+        older["storage"] = {
             name: converted.get(name, value) for name, value in storage.values.items()
         }
-    return found
+    return older
 
 
 def _list_unsupported_fields(document: decode.Fields) -> Iterator[str]:
@@ -231,8 +231,8 @@ def _convert_ignition(fields: decode.Fields) -> decode.Json:
     config = dict(fields.get_object("config").values)
     if "merge" in config:
         config["append"] = config.pop("merge")
-    found = {**fields.values, "version": parser.VERSION2}
-    return {**found, "config": config} if config else found
+    others = {**fields.values, "version": parser.VERSION2}
+    return {**others, "config": config} if config else others
 
 
 def _convert_file(fields: decode.Fields) -> decode.Json:

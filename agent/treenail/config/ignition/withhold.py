@@ -24,8 +24,8 @@ def withhold_secrets(document: decode.Json) -> decode.Json:
     password hashes, key files and pins of disks, and the values of HTTP headers. The contents of
     units stay: every user of the machine may read them. Logins and queries in URLs are withheld.
     """
-    found = _withhold_everywhere(document)
-    fields = decode.Fields(found, "", IgnitionError)
+    shown = _withhold_everywhere(document)
+    fields = decode.Fields(shown, "", IgnitionError)
     for file in fields.get_object("storage").iter_objects("files"):
         mode = file.get_optional_integer("mode")
         if node_paths.is_secret_file(file.get_text("path"), DEFAULT_MODE if mode is None else mode):
@@ -40,7 +40,7 @@ def withhold_secrets(document: decode.Json) -> decode.Json:
         for entry in fields.get_object("passwd").iter_objects(name):
             if entry.get_text("passwordHash"):
                 entry.values["passwordHash"] = node_paths.WITHHELD
-    return found
+    return shown
 
 
 def _withhold_file(file: decode.Fields) -> None:
@@ -48,7 +48,9 @@ def _withhold_file(file: decode.Fields) -> None:
         file.values["contents"] = _describe_contents(file.get_object("contents"))
     # In version 2 `append` is a boolean.
     if isinstance(file.values.get("append"), list):
-        file.values["append"] = [_describe_contents(each) for each in file.iter_objects("append")]
+        file.values["append"] = [
+            _describe_contents(contents) for contents in file.iter_objects("append")
+        ]
 
 
 def _describe_contents(fields: decode.Fields) -> decode.Json:
@@ -63,31 +65,31 @@ def _describe_contents(fields: decode.Fields) -> decode.Json:
     return {"source": f"data:,{_SPACE_OR_COMMA.sub(_escape, text)}"}
 
 
-def _escape(found: re.Match[str]) -> str:
-    return f"%{ord(found[0]):02X}"
+def _escape(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"
 
 
 def _withhold_everywhere(document: decode.Json) -> decode.Json:
     """Copy the document without the values of HTTP headers and without secrets in URLs."""
-    found: decode.Json = {}
+    shown: decode.Json = {}
     for name, value in document.items():
-        found[name] = _withhold_value(name, value)
-    if "httpHeaders" in found:
-        headers = decode.Fields(found, "", IgnitionError).iter_objects("httpHeaders")
-        found["httpHeaders"] = [
+        shown[name] = _withhold_value(name, value)
+    if "httpHeaders" in shown:
+        headers = decode.Fields(shown, "", IgnitionError).iter_objects("httpHeaders")
+        shown["httpHeaders"] = [
             {**header.values, "value": node_paths.WITHHELD}
             if "value" in header.values
             else header.values
             for header in headers
         ]
-    return found
+    return shown
 
 
 def _withhold_value(name: str, value: object) -> object:
     if isinstance(value, dict):
         return _withhold_everywhere(value)
     if isinstance(value, list):
-        return [_withhold_value(name, each) for each in value]
+        return [_withhold_value(name, child) for child in value]
     if isinstance(value, str) and name in _URLS and not value.startswith("data:"):
         return redact.redact_line(value)
     return value
