@@ -283,7 +283,7 @@ def _check_member(fields: decode.Fields, name: str, members: type[StrEnum]) -> s
 
 
 def _read_seconds(fields: decode.Fields) -> dict[str, float]:
-    found: dict[str, float] = {}
+    phases: dict[str, float] = {}
     for name, value in list(fields.values.items())[:_MAX_PHASES]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise fields.make_error(name, "a number of seconds")
@@ -293,5 +293,5 @@ def _read_seconds(fields: decode.Fields) -> dict[str, float]:
             seconds = math.inf
         if not (math.isfinite(seconds) and seconds >= 0):
             raise fields.make_error(name, "a number of seconds")
-        found[name[:_MAX_NAME]] = seconds
-    return found
+        phases[name[:_MAX_NAME]] = seconds
+    return phases

@@ -234,9 +234,9 @@ def _omit_secrets(config: machineconfig.MachineConfig, withheld: set[str]) -> de
     storage = ignition.get("storage")
     if isinstance(storage, dict) and isinstance(storage.get("files"), list):
         storage["files"] = [
-            each
-            for each in storage["files"]
-            if not isinstance(each, dict) or each.get("path") not in withheld
+            file
+            for file in storage["files"]
+            if not isinstance(file, dict) or file.get("path") not in withheld
         ]
     passwd = ignition.get("passwd")
     for user in passwd.get("users") or () if isinstance(passwd, dict) else ():
@@ -256,11 +256,11 @@ def _write_tar(entries: Mapping[str, _Entry]) -> bytes:
     with tarfile.open(fileobj=tree, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(complete):
             entry = complete[path]
-            found = tarfile.TarInfo(path.removeprefix("/"))
-            found.type, found.mode, found.linkname = entry.kind, entry.mode, entry.target
-            found.uid, found.gid, found.mtime = entry.user, entry.group, 0
-            found.size = len(entry.content)
-            archive.addfile(found, io.BytesIO(entry.content))
+            member = tarfile.TarInfo(path.removeprefix("/"))
+            member.type, member.mode, member.linkname = entry.kind, entry.mode, entry.target
+            member.uid, member.gid, member.mtime = entry.user, entry.group, 0
+            member.size = len(entry.content)
+            archive.addfile(member, io.BytesIO(entry.content))
     return tree.getvalue()
 
 
@@ -270,7 +270,8 @@ def _iter_parents(entries: Mapping[str, _Entry]) -> Iterator[tuple[str, _Entry]]
     Others must keep the mode that they have in the base, such as /etc/audit.
     """
     roots = tuple(
-        f"{each}/" for each in (node_paths.UNIT_DIRECTORY, *map(posixpath.dirname, _OWN_FILES))
+        f"{directory}/"
+        for directory in (node_paths.UNIT_DIRECTORY, *map(posixpath.dirname, _OWN_FILES))
     )
     for path in entries:
         parent = posixpath.dirname(path)
@@ -305,7 +306,7 @@ def plan_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
         plan.add(unit)
     presets = [
         f"{'enable' if unit.enabled else 'disable'} {unit.name}"
-        for unit in sorted(wanted.units.values(), key=lambda each: each.name)
+        for unit in sorted(wanted.units.values(), key=lambda wanted_unit: wanted_unit.name)
         if unit.enabled is not None and not unit.mask
     ]
     return ConfigUnitLinks(plan.made, tuple(plan.left), tuple(presets), plan.problems)
@@ -333,10 +334,10 @@ class _LinkPlan:
 
     def _find_source(self, name: str) -> wanted_state.WantedUnit | None:
         """Return the unit with the contents: the unit itself, or its template."""
-        for each in filter(None, (name, unit_install.find_template_name(name))):
-            found = self._wanted.units.get(each)
-            if found is not None and found.contents and not found.mask:
-                return found
+        for candidate in filter(None, (name, unit_install.find_template_name(name))):
+            unit = self._wanted.units.get(candidate)
+            if unit is not None and unit.contents and not unit.mask:
+                return unit
         return None
 
     def _enable(self, name: str, source: wanted_state.WantedUnit) -> None:
@@ -365,11 +366,11 @@ class _LinkPlan:
                 self.made[f"{node_paths.UNIT_DIRECTORY}/{directory}{suffix}/{link}"] = target
         for also in install.also:
             other = unit_install.expand_specifiers(also, name)
-            found = self._find_source(other)
-            if found is None:
+            unit = self._find_source(other)
+            if unit is None:
                 self.left[other] = None
             else:
-                self._enable(other, found)
+                self._enable(other, unit)
 
 
 def _build_link_name(unit: str, default_instance: str, target: str) -> str:

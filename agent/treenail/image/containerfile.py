@@ -57,8 +57,8 @@ class Instruction:
     def find_flag(self, name: str) -> str:
         """Return the value of a flag; empty without it."""
         prefix = f"--{name}="
-        found = (each.removeprefix(prefix) for each in self.flags if each.startswith(prefix))
-        return next(found, "")
+        values = (flag.removeprefix(prefix) for flag in self.flags if flag.startswith(prefix))
+        return next(values, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +88,13 @@ class Containerfile:
     @property
     def global_arguments(self) -> tuple[Instruction, ...]:
         """The ARG instructions before the first FROM; they apply to every FROM."""
-        found = []
+        arguments = []
         for instruction in self.instructions:
             if instruction.keyword == "FROM":
                 break
             if instruction.keyword == "ARG":
-                found.append(instruction)
-        return tuple(found)
+                arguments.append(instruction)
+        return tuple(arguments)
 
     @property
     def heredoc_line(self) -> int:
@@ -102,7 +102,9 @@ class Containerfile:
 
         buildah reads here-documents from version 1.33 on.
         """
-        return next((each.line for each in self.instructions if each.heredocs), 0)
+        return next(
+            (instruction.line for instruction in self.instructions if instruction.heredocs), 0
+        )
 
 
 # A controller reads the same texts in each pass: a long one takes 1 ms.
@@ -123,12 +125,12 @@ def parse_containerfile(text: str) -> Containerfile:
 def expand_variables(text: str, values: Mapping[str, str]) -> str:
     """Expand ``$NAME``, ``${NAME}``, ``${NAME:-DEFAULT}`` and ``${NAME:+OTHER}``."""
 
-    def expand(found: re.Match[str]) -> str:
-        value = values.get(found["plain"] or found["name"], "")
-        if found["operator"] == "-":
-            return value or found["word"]
-        if found["operator"] == "+":
-            return found["word"] if value else ""
+    def expand(match: re.Match[str]) -> str:
+        value = values.get(match["plain"] or match["name"], "")
+        if match["operator"] == "-":
+            return value or match["word"]
+        if match["operator"] == "+":
+            return match["word"] if value else ""
         return value
 
     return _VARIABLE.sub(expand, text)[:MAX_EXPANDED]
@@ -195,7 +197,7 @@ def strip_quotes(word: str, escape: str = "\\") -> str:
 
 def _read_directives(lines: list[str]) -> tuple[tuple[str, ...], str]:
     """Return the lines with directives, and the escape character."""
-    found: list[str] = []
+    directives: list[str] = []
     escape = "\\"
     for line in lines:
         match = _DIRECTIVE.fullmatch(line.strip(_BLANK))
@@ -206,8 +208,8 @@ def _read_directives(lines: list[str]) -> tuple[tuple[str, ...], str]:
             break
         if name == "escape" and match[2] in ("\\", "`"):
             escape = match[2]
-        found.append(line)
-    return tuple(found), escape
+        directives.append(line)
+    return tuple(directives), escape
 
 
 def _read_instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
@@ -250,7 +252,7 @@ def _read_heredocs(text: str, lines: list[str], position: int) -> tuple[tuple[He
         keyword, _, arguments = _partition_space(arguments)
     if keyword.upper() not in _WITH_HEREDOC or "<<" not in arguments or _is_exec_form(arguments):
         return (), position
-    found: list[Heredoc] = []
+    heredocs: list[Heredoc] = []
     # A shell reads these words: its escape character is that of no directive.
     if has_open_quote(arguments):
         return (), position
@@ -267,8 +269,8 @@ def _read_heredocs(text: str, lines: list[str], position: int) -> tuple[tuple[He
             is_closed = (line.lstrip("\t") if match[2] else line) == name
             if not is_closed:
                 content.append(line + "\n")
-        found.append(Heredoc(name, "".join(content), is_closed))
-    return tuple(found), position
+        heredocs.append(Heredoc(name, "".join(content), is_closed))
+    return tuple(heredocs), position
 
 
 def _is_exec_form(arguments: str) -> bool:

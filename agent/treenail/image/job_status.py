@@ -52,8 +52,12 @@ class JobStatus:
 
     def find_condition(self, kind: str) -> object_meta.Condition | None:
         """Return the condition of a type if it is True."""
-        found = (each for each in self.conditions if (each.type, each.status) == (kind, "True"))
-        return next(found, None)
+        matches = (
+            condition
+            for condition in self.conditions
+            if (condition.type, condition.status) == (kind, "True")
+        )
+        return next(matches, None)
 
 
 def compute_job_state(job: JobStatus) -> machineosbuild.BuildState:
@@ -89,14 +93,14 @@ def compute_build_conditions(
 
     ``reason`` and ``message`` replace those of the MCO in the condition that is True.
     """
-    found: list[object_meta.Condition] = []
+    conditions: list[object_meta.Condition] = []
     for kind, (usual_reason, usual_message) in _CONDITIONS.items():
         if kind is state:
             text = escape_text(message)[:MESSAGE_LIMIT] or usual_message
-            found.append(object_meta.Condition(kind, "True", reason or usual_reason, text))
+            conditions.append(object_meta.Condition(kind, "True", reason or usual_reason, text))
         else:
-            found.append(object_meta.Condition(kind, "False", usual_reason, usual_message))
-    return tuple(found)
+            conditions.append(object_meta.Condition(kind, "False", usual_reason, usual_message))
+    return tuple(conditions)
 
 
 def can_change_state(before: machineosbuild.BuildState, after: machineosbuild.BuildState) -> bool:

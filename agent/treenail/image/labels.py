@@ -26,7 +26,7 @@ class ImageLabels:
 
     def to_map(self) -> dict[str, str]:
         """Return the labels by name."""
-        found = {
+        labels = {
             MACHINE_CONFIG: self.machine_config,
             POOL: self.pool,
             BASE_IMAGE: self.base_image,
@@ -34,7 +34,7 @@ class ImageLabels:
             CONTENT_KEY: self.content_key,
             BUILD: self.build,
         }
-        return {name: text for name, text in found.items() if text}
+        return {name: text for name, text in labels.items() if text}
 
 
 def merge_labels(base: Mapping[str, object], labels: Mapping[str, str]) -> dict[str, object]:

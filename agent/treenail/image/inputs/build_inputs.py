@@ -51,7 +51,8 @@ def compute_build_name(
         images["BuildSeesConfig"] = "true"
     if context_digest:
         images["ContextDigest"] = context_digest
-    return f"{config.name}-{rendered_name.digest(pool.configuration.document, complete_spec(config), images)}"
+    digest = rendered_name.digest(pool.configuration.document, complete_spec(config), images)
+    return f"{config.name}-{digest}"
 
 
 def complete_spec(config: machineosconfig.MachineOSConfig) -> decode.Json:
@@ -91,8 +92,8 @@ def list_builder_options(
     With a cache each instruction is a layer. Storage drivers find other changes of a directory
     that an instruction replaced.
     """
-    found = ["layers"] if has_cache else []
-    return (*found, *([f"driver={driver}"] if driver != DEFAULT_DRIVER else []))
+    options = ["layers"] if has_cache else []
+    return (*options, *([f"driver={driver}"] if driver != DEFAULT_DRIVER else []))
 
 
 _READ_BY_PROGRAMS = ("/etc/yum.repos.d/", "/etc/pki/", "/etc/containers/")
@@ -105,7 +106,7 @@ def find_build_paths(rendered: machineconfig.MachineConfig) -> tuple[str, ...]:
     A Containerfile that installs packages often needs them. Raises `ConfigError`.
     """
     files = parse_ignition(rendered.config, location=f"config of {rendered.name}").files
-    return tuple(sorted(each.path for each in files if each.path.startswith(_READ_BY_PROGRAMS)))
+    return tuple(sorted(file.path for file in files if file.path.startswith(_READ_BY_PROGRAMS)))
 
 
 def describe_hidden_files(config: machineosconfig.MachineOSConfig, paths: Sequence[str]) -> str:
@@ -283,7 +284,7 @@ def compute_content_key(*inputs: BuildInputs) -> str:
     repository of an image do not: its digest says what it contains.
     """
     documents = sorted(
-        (_list_inputs(each) for each in inputs), key=lambda each: str(each["architecture"])
+        (_list_inputs(build) for build in inputs), key=lambda build: str(build["architecture"])
     )
     document: decode.Json = {"contract": BUILDER_CONTRACT, "inputs": documents}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

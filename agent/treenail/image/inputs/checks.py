@@ -157,7 +157,8 @@ def find_architecture_findings(
                 "spec.containerFile",
                 f"an entry for {repr(str(name or architecture))[:40]}, the architecture of nodes",
                 f"entries for {entries}",
-                f"add an entry for {machineosconfig.ContainerfileArch.NO_ARCH}, or one for each architecture",
+                f"add an entry for {machineosconfig.ContainerfileArch.NO_ARCH}, "
+                "or one for each architecture",
             )
 
 
@@ -176,9 +177,9 @@ def _check_push_spec(config: machineosconfig.MachineOSConfig) -> Iterator[InputF
     try:
         parse_push_spec(config.push_spec, where=where)
     except errors.ConfigError as error:
-        found = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
+        problem = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
         yield InputFinding(
-            InputReason.PUSH_SPEC_INVALID, where, "REGISTRY/REPOSITORY:TAG", found, error.remedy
+            InputReason.PUSH_SPEC_INVALID, where, "REGISTRY/REPOSITORY:TAG", problem, error.remedy
         )
 
 
@@ -238,12 +239,12 @@ def _check_base_annotation(image: str) -> Iterator[InputFinding]:
         yield _describe_annotation(key.BASE_IMAGE, expected, image)
 
 
-def _describe_annotation(name: str, expected: str, found: str) -> InputFinding:
+def _describe_annotation(name: str, expected: str, actual: str) -> InputFinding:
     return InputFinding(
         InputReason.ANNOTATION_INVALID,
         f"annotation {name}",
         expected,
-        repr(found[:100]),
+        repr(actual[:100]),
         "correct it, or remove the annotation",
     )
 
@@ -296,9 +297,9 @@ def find_rendered_findings(
         or machineconfig.KERNEL_ARCHITECTURES.get(kernel, architecture) != architecture
     ):
         expected = [
-            each
-            for each in machineconfig.KERNEL_TYPES
-            if machineconfig.KERNEL_ARCHITECTURES.get(each, architecture) == architecture
+            kernel_type
+            for kernel_type in machineconfig.KERNEL_TYPES
+            if machineconfig.KERNEL_ARCHITECTURES.get(kernel_type, architecture) == architecture
         ]
         yield InputFinding(
             InputReason.EXTENSION_UNSUPPORTED,
@@ -407,12 +408,12 @@ def _check_image(image: str, where: str) -> Iterator[InputFinding]:
     try:
         pullspec.parse_pull_spec(image, where=where)
     except errors.ConfigError as error:
-        found = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
+        problem = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
         yield InputFinding(
             InputReason.BASE_IMAGE_INVALID,
             where,
             "REGISTRY/REPOSITORY@sha256:DIGEST",
-            found,
+            problem,
             "name the image by its digest; skopeo inspect docker://IMAGE prints it",
         )
 

@@ -58,8 +58,8 @@ def find_containerfile_problems(
                 "and copy them",
             ),
         )
-    found = containerfile.parse_containerfile(text)
-    if not found.instructions:
+    parsed = containerfile.parse_containerfile(text)
+    if not parsed.instructions:
         return ()
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -69,17 +69,17 @@ def find_containerfile_problems(
             ),
         )
     problems = [
-        *_find_directive_problems(found),
-        *_find_instruction_problems(found),
-        *_find_stage_problems(found, stages),
+        *_find_directive_problems(parsed),
+        *_find_instruction_problems(parsed),
+        *_find_stage_problems(parsed, stages),
     ]
     problems.sort(key=lambda problem: problem.line)
     return tuple(problems[:MAX_PROBLEMS])
 
 
-def _find_directive_problems(found: containerfile.Containerfile) -> Iterator[ContainerfileProblem]:
+def _find_directive_problems(parsed: containerfile.Containerfile) -> Iterator[ContainerfileProblem]:
     names: set[str] = set()
-    for number, line in enumerate(found.directives, 1):
+    for number, line in enumerate(parsed.directives, 1):
         name, _, value = line.lstrip("# \t").partition("=")
         name, value = name.strip().lower(), value.strip()
         if name in names:
@@ -94,47 +94,49 @@ def _find_directive_problems(found: containerfile.Containerfile) -> Iterator[Con
 
 
 def _find_instruction_problems(
-    found: containerfile.Containerfile,
+    parsed: containerfile.Containerfile,
 ) -> Iterator[ContainerfileProblem]:
-    for each in found.instructions:
-        if each.keyword not in KEYWORDS:
-            yield _describe_unknown(each)
-        elif not each.operands:
+    for instruction in parsed.instructions:
+        if instruction.keyword not in KEYWORDS:
+            yield _describe_unknown(instruction)
+        elif not instruction.operands:
             yield ContainerfileProblem(
-                each.line,
-                f"{each.keyword} has no argument",
-                f"write what {each.keyword} applies to, or remove the line",
+                instruction.line,
+                f"{instruction.keyword} has no argument",
+                f"write what {instruction.keyword} applies to, or remove the line",
             )
-        elif each.keyword == "SHELL" and not each.operands.startswith("["):
+        elif instruction.keyword == "SHELL" and not instruction.operands.startswith("["):
             yield ContainerfileProblem(
-                each.line,
-                f'SHELL: expected ["PROGRAM", "OPTION"], found {each.operands!r:.40}',
+                instruction.line,
+                f'SHELL: expected ["PROGRAM", "OPTION"], found {instruction.operands!r:.40}',
                 "write it as a list in JSON",
             )
-        elif each.keyword in _WITH_PAIRS:
-            yield from _check_pairs(each, found.escape)
-        elif each.keyword in _WITH_SOURCE:
-            yield from _check_source(each)
-        for heredoc in each.heredocs:
+        elif instruction.keyword in _WITH_PAIRS:
+            yield from _check_pairs(instruction, parsed.escape)
+        elif instruction.keyword in _WITH_SOURCE:
+            yield from _check_source(instruction)
+        for heredoc in instruction.heredocs:
             if not heredoc.is_closed:
                 yield ContainerfileProblem(
-                    each.line,
+                    instruction.line,
                     f"the here-document {heredoc.name:.40} has no end",
                     f"add a line with only {heredoc.name:.40}",
                 )
 
 
-def _describe_unknown(each: containerfile.Instruction) -> ContainerfileProblem:
-    close = difflib.get_close_matches(each.keyword[:40], sorted(KEYWORDS), 1)
+def _describe_unknown(instruction: containerfile.Instruction) -> ContainerfileProblem:
+    close = difflib.get_close_matches(instruction.keyword[:40], sorted(KEYWORDS), 1)
     return ContainerfileProblem(
-        each.line,
-        f"unknown instruction {each.keyword!r:.40}",
+        instruction.line,
+        f"unknown instruction {instruction.keyword!r:.40}",
         f"write {close[0]}" if close else "end the line before it with \\ if it continues that one",
     )
 
 
-def _check_pairs(each: containerfile.Instruction, escape: str) -> Iterator[ContainerfileProblem]:
-    words = containerfile.split_words(each.operands, escape)
+def _check_pairs(
+    instruction: containerfile.Instruction, escape: str
+) -> Iterator[ContainerfileProblem]:
+    words = containerfile.split_words(instruction.operands, escape)
     # The older form: ENV NAME VALUE.
     is_older = "=" not in words[0]
     wrong = [word for word in words if "=" not in word]
@@ -142,26 +144,30 @@ def _check_pairs(each: containerfile.Instruction, escape: str) -> Iterator[Conta
         return
     if is_older or wrong:
         yield ContainerfileProblem(
-            each.line,
-            f"{each.keyword}: expected NAME=VALUE, found {wrong[0]!r:.40}",
+            instruction.line,
+            f"{instruction.keyword}: expected NAME=VALUE, found {wrong[0]!r:.40}",
             "quote values with spaces",
         )
 
 
-def _check_source(each: containerfile.Instruction) -> Iterator[ContainerfileProblem]:
-    if len(each.operands.split()) < _FIRST_OPERANDS and not each.operands.startswith("["):
+def _check_source(instruction: containerfile.Instruction) -> Iterator[ContainerfileProblem]:
+    if len(instruction.operands.split()) < _FIRST_OPERANDS and not instruction.operands.startswith(
+        "["
+    ):
         yield ContainerfileProblem(
-            each.line,
-            f"{each.keyword}: expected a source and a destination, found one argument",
-            f"write {each.keyword} SOURCE DESTINATION",
+            instruction.line,
+            f"{instruction.keyword}: expected a source and a destination, found one argument",
+            f"write {instruction.keyword} SOURCE DESTINATION",
         )
 
 
 def _find_stage_problems(
-    found: containerfile.Containerfile, stages: Collection[str]
+    parsed: containerfile.Containerfile, stages: Collection[str]
 ) -> Iterator[ContainerfileProblem]:
-    first = next((each for each in found.instructions if each.keyword != "ARG"), None)
-    if not found.stages:
+    first = next(
+        (instruction for instruction in parsed.instructions if instruction.keyword != "ARG"), None
+    )
+    if not parsed.stages:
         yield ContainerfileProblem(
             0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final"
         )
@@ -173,72 +179,76 @@ def _find_stage_problems(
             "move it below FROM; only ARG may stand before it",
         )
     known = {*stages, _SCRATCH}
-    by_line = {stage.line: stage for stage in found.stages}
-    for each in found.instructions:
-        if each.keyword == "FROM" and each.operands:
-            stage = by_line[each.line]
-            yield from _check_from(each, stage, known)
+    by_line = {stage.line: stage for stage in parsed.stages}
+    for instruction in parsed.instructions:
+        if instruction.keyword == "FROM" and instruction.operands:
+            stage = by_line[instruction.line]
+            yield from _check_from(instruction, stage, known)
             known.add(stage.name or _SCRATCH)
-        for reference in find_image_references(each):
-            yield from _check_reference(each, reference, known)
+        for reference in find_image_references(instruction):
+            yield from _check_reference(instruction, reference, known)
 
 
-def find_image_references(each: containerfile.Instruction) -> tuple[str, ...]:
+def find_image_references(instruction: containerfile.Instruction) -> tuple[str, ...]:
     """Return the stages and images that COPY, ADD and RUN read files from."""
-    found: list[str] = []
-    if each.keyword in _WITH_SOURCE:
-        found.append(each.find_flag("from"))
-    if each.keyword == "RUN":
-        for flag in each.flags:
+    names: list[str] = []
+    if instruction.keyword in _WITH_SOURCE:
+        names.append(instruction.find_flag("from"))
+    if instruction.keyword == "RUN":
+        for flag in instruction.flags:
             options = flag.removeprefix("--mount=").split(",") if "--mount=" in flag else []
-            found += [each.removeprefix("from=") for each in options if each.startswith("from=")]
-    return tuple(name for name in found if name)
+            names += [
+                option.removeprefix("from=") for option in options if option.startswith("from=")
+            ]
+    return tuple(name for name in names if name)
 
 
 def _check_from(
-    each: containerfile.Instruction, stage: containerfile.Stage, known: set[str]
+    instruction: containerfile.Instruction, stage: containerfile.Stage, known: set[str]
 ) -> Iterator[ContainerfileProblem]:
-    words = each.operands.split()
+    words = instruction.operands.split()
     if len(words) > 1 and not stage.name:
         yield ContainerfileProblem(
-            each.line, f"expected FROM IMAGE AS NAME, found {each.operands!r:.60}", "correct it"
+            instruction.line,
+            f"expected FROM IMAGE AS NAME, found {instruction.operands!r:.60}",
+            "correct it",
         )
     elif stage.name and not _STAGE_NAME.fullmatch(stage.name.lower()):
         yield ContainerfileProblem(
-            each.line,
+            instruction.line,
             f"{stage.name!r:.60} is not a name of a stage",
             "use letters, digits, - _ and . after a letter",
         )
     if not stage.image:
         yield ContainerfileProblem(
-            each.line,
+            instruction.line,
             f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
             "set it with ARG NAME=VALUE at the top",
         )
     elif stage.image not in known and not is_qualified(stage.image):
-        yield _describe_short_name(each, "FROM", stage.image, known)
+        yield _describe_short_name(instruction, "FROM", stage.image, known)
 
 
 def _check_reference(
-    each: containerfile.Instruction, reference: str, known: set[str]
+    instruction: containerfile.Instruction, reference: str, known: set[str]
 ) -> Iterator[ContainerfileProblem]:
     if reference.isdecimal():
         yield ContainerfileProblem(
-            each.line,
-            f"{each.keyword} names stage {reference:.10} by its number, and other stages precede "
-            "the text",
+            instruction.line,
+            f"{instruction.keyword} names stage {reference:.10} by its number, and other stages "
+            "precede the text",
             "name the stage: FROM IMAGE AS NAME",
         )
     elif reference not in known and not is_qualified(reference) and "$" not in reference:
-        yield _describe_short_name(each, f"{each.keyword} from", reference, known)
+        yield _describe_short_name(instruction, f"{instruction.keyword} from", reference, known)
 
 
 def _describe_short_name(
-    each: containerfile.Instruction, what: str, name: str, known: set[str]
+    instruction: containerfile.Instruction, what: str, name: str, known: set[str]
 ) -> ContainerfileProblem:
     close = sorted(stage for stage in known if stage.lower() == name.lower())
     return ContainerfileProblem(
-        each.line,
+        instruction.line,
         f"{what} {name:.100} names no earlier stage, and no image with its registry",
         f"write {close[0]}: case matters in names of stages"
         if close

@@ -70,8 +70,8 @@ def append_layer(
     layers, diff_ids = _find_layers(document, described)
     runtime = described.get("config")
     runtime = dict(runtime) if isinstance(runtime, dict) else {}
-    found_labels = runtime.get("Labels")
-    base_labels = found_labels if isinstance(found_labels, dict) else {}
+    recorded = runtime.get("Labels")
+    base_labels = recorded if isinstance(recorded, dict) else {}
     history = described.get("history")
     steps = list(history) if isinstance(history, list) else []
     if diff_ids and base_labels.get(CONFIG_LAYER) == diff_ids[-1]:
@@ -115,22 +115,22 @@ def append_layer(
 
 def make_index(instances: Iterable[ImageInstance]) -> tuple[str, bytes]:
     """Return the media type and the content of a list of manifests, ordered by architecture."""
-    ordered = sorted(instances, key=lambda each: (each.architecture, each.variant))
-    architectures = [(each.architecture, each.variant) for each in ordered]
+    ordered = sorted(instances, key=lambda instance: (instance.architecture, instance.variant))
+    architectures = [(instance.architecture, instance.variant) for instance in ordered]
     if not ordered or len(set(architectures)) != len(architectures):
         raise ConfigError("cannot make a list of manifests: expected one image per architecture")
-    kinds = {each.media_type for each in ordered}
+    kinds = {instance.media_type for instance in ordered}
     media_type = _LIST_TYPES[DOCKER_MANIFEST] if kinds == {DOCKER_MANIFEST} else OCI_INDEX
     manifests = []
-    for each in ordered:
-        platform = {"architecture": each.architecture, "os": "linux"}
-        if each.variant:
-            platform["variant"] = each.variant
+    for instance in ordered:
+        platform = {"architecture": instance.architecture, "os": "linux"}
+        if instance.variant:
+            platform["variant"] = instance.variant
         manifests.append(
             {
-                "mediaType": each.media_type,
-                "digest": each.digest,
-                "size": each.size,
+                "mediaType": instance.media_type,
+                "digest": instance.digest,
+                "size": instance.size,
                 "platform": platform,
             }
         )

@@ -41,14 +41,14 @@ class PackageList:
     def to_json(self) -> decode.Json:
         listed: list[decode.Json] = [
             {
-                "manager": each.manager,
-                "name": each.name,
-                "version": each.version,
-                "architecture": each.architecture,
-                "license": each.license,
-                "source": each.source,
+                "manager": package.manager,
+                "name": package.name,
+                "version": package.version,
+                "architecture": package.architecture,
+                "license": package.license,
+                "source": package.source,
             }
-            for each in self.packages
+            for package in self.packages
         ]
         return {"distribution": self.distribution, "packages": listed}
 
@@ -56,8 +56,8 @@ class PackageList:
     def from_json(cls, document: object) -> "PackageList":
         """Parse the list; raise `ConfigError`. Long texts are shortened."""
         fields = decode.Fields.from_json(document, "package list")
-        found = fields.map_objects("packages", _parse_package)[:MAX_PACKAGES]
-        return cls(tuple(found), fields.get_text("distribution")[:_TEXT_LIMIT])
+        parsed = fields.map_objects("packages", _parse_package)[:MAX_PACKAGES]
+        return cls(tuple(parsed), fields.get_text("distribution")[:_TEXT_LIMIT])
 
 
 def make_spdx_document(
@@ -70,8 +70,8 @@ def make_spdx_document(
     """
     root = "SPDXRef-Image"
     listed = [
-        _describe_package(each, number, packages.distribution)
-        for number, each in enumerate(sorted(packages.packages))
+        _describe_package(package, number, packages.distribution)
+        for number, package in enumerate(sorted(packages.packages))
     ]
     described: decode.Json = {
         "SPDXID": root,
@@ -93,14 +93,17 @@ def make_spdx_document(
             "packages": [described, *listed],
             "relationships": [
                 _relate("SPDXRef-DOCUMENT", "DESCRIBES", root),
-                *(_relate(root, "CONTAINS", str(each["SPDXID"])) for each in listed),
+                *(
+                    _relate(root, "CONTAINS", str(described_package["SPDXID"]))
+                    for described_package in listed
+                ),
             ],
         }
     )
 
 
 def _describe_package(package: InstalledPackage, number: int, distribution: str) -> decode.Json:
-    found: decode.Json = {
+    description: decode.Json = {
         "SPDXID": f"SPDXRef-Package-{number}-{_UNSAFE.sub('-', package.name)}",
         "name": package.name,
         "versionInfo": package.version,
@@ -119,10 +122,10 @@ def _describe_package(package: InstalledPackage, number: int, distribution: str)
     }
     if package.license:
         # Names of distributions, which are no expressions of SPDX.
-        found["licenseComments"] = package.license
+        description["licenseComments"] = package.license
     if package.source:
-        found["sourceInfo"] = f"built from {package.source}"
-    return found
+        description["sourceInfo"] = f"built from {package.source}"
+    return description
 
 
 def _make_url(package: InstalledPackage, distribution: str) -> str:
@@ -145,7 +148,7 @@ def _quote(text: str, *, safe: str = "") -> str:
     """Encode a part of a package URL by percent signs (RFC 3986)."""
     kept = _UNRESERVED | set(safe)
     return "".join(
-        each if each in kept else "".join(f"%{byte:02X}" for byte in each.encode()) for each in text
+        char if char in kept else "".join(f"%{byte:02X}" for byte in char.encode()) for char in text
     )
 
 

@@ -55,7 +55,7 @@ def make_statement(provenance: BuildProvenance) -> bytes:
                     "buildType": _BUILD_TYPE,
                     "externalParameters": parameters,
                     "resolvedDependencies": [
-                        _describe_material(each) for each in provenance.materials
+                        _describe_material(material) for material in provenance.materials
                     ],
                 },
                 "runDetails": {

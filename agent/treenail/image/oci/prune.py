@@ -43,8 +43,8 @@ def find_digests(document: object, *, depth: int = 0) -> Iterator[str]:
             yield from find_digests(key, depth=depth + 1)
             yield from find_digests(value, depth=depth + 1)
     elif isinstance(document, list | tuple):
-        for each in document:
-            yield from find_digests(each, depth=depth + 1)
+        for part in document:
+            yield from find_digests(part, depth=depth + 1)
 
 
 def collect_references(objects: Iterable[tuple[str, object]]) -> dict[str, str]:
@@ -54,11 +54,11 @@ def collect_references(objects: Iterable[tuple[str, object]]) -> dict[str, str]:
     MachineOSConfigs and pools, and osImageURL of the served configs. A digest in any text counts:
     a reference too many keeps an image, a missing one breaks a node.
     """
-    found: dict[str, str] = {}
+    references: dict[str, str] = {}
     for name, document in objects:
         for digest in find_digests(document):
-            found.setdefault(digest, name)
-    return found
+            references.setdefault(digest, name)
+    return references
 
 
 def plan_pruning(
@@ -90,7 +90,7 @@ def _find_reason(image: StoredImage, reasons: Mapping[str, str], unknown: Sequen
     if image.digest in reasons:
         return reasons[image.digest]
     # Nodes record the digest of the instance, not that of the list.
-    instance = next((each for each in image.instances if each in reasons), "")
+    instance = next((digest for digest in image.instances if digest in reasons), "")
     if instance:
         return f"{reasons[instance]}, by its instance"
     if not image.build:

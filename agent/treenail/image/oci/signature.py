@@ -108,7 +108,7 @@ def make_signature_manifest(layers: Iterable[Json]) -> tuple[bytes, bytes]:
             "architecture": "",
             "os": "",
             "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [each["digest"] for each in listed]},
+            "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in listed]},
         }
     )
     manifest = documents.encode(
