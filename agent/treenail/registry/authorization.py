@@ -176,7 +176,7 @@ class Authorization:
 
     def withhold(self, text: str) -> str:
         """Return text of the registry, bounded, escaped and without credentials."""
-        secrets = [*self._login.list_secrets(), *(each.text for each in self._tokens.values())]
+        secrets = [*self._login.list_secrets(), *(token.text for token in self._tokens.values())]
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, WITHHELD)
         return sanitize.escape_line(text)[:_TEXT_LIMIT]
@@ -186,7 +186,7 @@ class Authorization:
     ) -> _Token:
         """Fetch a token. Redirects are not followed: they would carry the login elsewhere."""
         realm = challenge.realm
-        fields = [("service", challenge.service), *(("scope", each) for each in scopes)]
+        fields = [("service", challenge.service), *(("scope", scope) for scope in scopes)]
         headers = {"Accept": "application/json"}
         if self._login.identity_token:
             form = [
@@ -220,8 +220,8 @@ class Authorization:
                 status=401,
                 remedy="check the login in the Secret, with: podman login REGISTRY",
             )
-        found = self._format(code, text).removeprefix(": ")
-        return make_status_error(action, f"the token server {address}", answer.status, found)
+        cause = self._format(code, text).removeprefix(": ")
+        return make_status_error(action, f"the token server {address}", answer.status, cause)
 
     def _format(self, code: str, text: str) -> str:
         said = self.withhold(" ".join(filter(None, (code, text))))
@@ -232,16 +232,16 @@ class Authorization:
             document = json.loads(content)
         except (ValueError, RecursionError):
             document = None
-        found = document if isinstance(document, dict) else {}
-        text = found.get("token") or found.get("access_token")
+        fields = document if isinstance(document, dict) else {}
+        text = fields.get("token") or fields.get("access_token")
         if not isinstance(text, str) or not _TOKEN.fullmatch(text):
             raise AnswerInvalid(
                 f"cannot {action}: the token server {realm.address} returned no token"
             )
-        found_s = found.get("expires_in")
+        lifetime_s = fields.get("expires_in")
         seconds = _DEFAULT_LIFETIME_S
-        if isinstance(found_s, int | float) and 0 < found_s < _LIFETIME_LIMIT_S:
-            seconds = float(found_s)
+        if isinstance(lifetime_s, int | float) and 0 < lifetime_s < _LIFETIME_LIMIT_S:
+            seconds = float(lifetime_s)
         return _Token(text, self._clock.monotonic() + seconds - min(_EARLY_S, seconds / 2))
 
 
@@ -282,7 +282,7 @@ def _read_bearer(parameters: Mapping[str, str], url: Url, *, action: str) -> Bea
 
 def _parse_challenges(headers: list[str]) -> list[tuple[str, dict[str, str]]]:
     """Return the schemes, in lower case, with their parameters (RFC 9110, 11.6.1)."""
-    found: list[tuple[str, dict[str, str]]] = []
+    challenges: list[tuple[str, dict[str, str]]] = []
     for header in headers[:_CHALLENGES]:
         rest = header[:_CHALLENGE_LIMIT].strip()
         while rest:
@@ -292,6 +292,6 @@ def _parse_challenges(headers: list[str]) -> list[tuple[str, dict[str, str]]]:
                 quoted = re.sub(r"\\(.)", r"\1", match[2]) if match[2] is not None else match[3]
                 parameters.setdefault(match[1].lower(), quoted)
                 rest = rest[match.end() :]
-            found.append((scheme.lower(), parameters))
+            challenges.append((scheme.lower(), parameters))
             rest = rest.lstrip(", ")
-    return found
+    return challenges

@@ -98,9 +98,9 @@ class RegistryClient:
             answer.read(0)
             digest, size = answer.get_header("Docker-Content-Digest"), _read_length(answer)
             if not digest or size is None:
-                found = self.get_manifest(repository, reference)
-                return names.Descriptor(found.media_type, found.digest, len(found.content))
-            _check_found_digest(digest, reference, action=action, host=self.host)
+                manifest = self.get_manifest(repository, reference)
+                return names.Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
+            _check_received_digest(digest, reference, action=action, host=self.host)
             return names.Descriptor(_read_media_type(answer), digest, size)
 
         try:
@@ -131,10 +131,10 @@ class RegistryClient:
             )
             self.expect(answer, {200, 201, 202}, action=action)
             answer.read(self.limits.error_bytes)
-            found = answer.get_header("Docker-Content-Digest")
-            if found and found != digest:
+            stored = answer.get_header("Docker-Content-Digest")
+            if stored and stored != digest:
                 raise errors.DigestMismatch(
-                    f"cannot {action}: {self.host} stored it as {found[:100]!r}, not as {digest}"
+                    f"cannot {action}: {self.host} stored it as {stored[:100]!r}, not as {digest}"
                 )
             return digest, bool(answer.get_header("OCI-Subject"))
 
@@ -159,18 +159,18 @@ class RegistryClient:
         """Return the tags of a repository, sorted, from all pages."""
         names.check_repository(repository)
         action = f"list the tags of {self.host}/{repository}"
-        found: dict[str, None] = {}
+        tags: dict[str, None] = {}
         url: Url | None = self.make_url(repository, f"tags/list?n={self.limits.tag_page}")
         for _page in range(self.limits.pages):
             if url is None:
-                return tuple(sorted(found))
-            before = len(found)
+                return tuple(sorted(tags))
+            before = len(tags)
             answer, content = self.retry(partial(self.get_page, repository, url, action))
-            found.update(dict.fromkeys(_read_tags(content, action=action, host=self.host)))
+            tags.update(dict.fromkeys(_read_tags(content, action=action, host=self.host)))
             url = self.find_next_page(answer, action=action)
-            if len(found) > self.limits.tags:
+            if len(tags) > self.limits.tags:
                 raise errors.AnswerInvalid(f"cannot {action}: more than {self.limits.tags} tags")
-            if url is not None and len(found) == before:
+            if url is not None and len(tags) == before:
                 break
         raise errors.AnswerInvalid(f"cannot {action}: {self.host} returns pages without an end")
 
@@ -253,9 +253,9 @@ class RegistryClient:
                 f"cannot read the blob {self.format_image(repository, descriptor.digest)}: it has "
                 f"{descriptor.size} bytes, and {self.limits.config_bytes} are the maximum"
             )
-        found = bytearray()
-        self.read_blob(repository, descriptor, found.extend)
-        return bytes(found)
+        content = bytearray()
+        self.read_blob(repository, descriptor, content.extend)
+        return bytes(content)
 
     def format_image(self, repository: str, reference: str) -> str:
         """Return a pull spec for messages."""
@@ -433,7 +433,7 @@ def _make_manifest(
     return names.Manifest(media_type, digest, content)
 
 
-def _check_found_digest(digest: str, reference: str, *, action: str, host: str) -> None:
+def _check_received_digest(digest: str, reference: str, *, action: str, host: str) -> None:
     if not names.is_digest(digest) or (names.is_digest(reference) and digest != reference):
         raise errors.DigestMismatch(f"cannot {action}: {host} answered the digest {digest[:100]!r}")
 

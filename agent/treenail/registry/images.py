@@ -45,8 +45,8 @@ def resolve_image(
     if manifest.is_index:
         index_digest = manifest.digest
         where = client.format_image(repository, index_digest)
-        found = find_instance(manifest.content, architecture, where=where)
-        manifest = client.get_manifest(repository, found.digest)
+        instance = find_instance(manifest.content, architecture, where=where)
+        manifest = client.get_manifest(repository, instance.digest)
         if manifest.is_index:
             raise errors.AnswerInvalid(
                 f"cannot use {where}: its instance is a list of manifests again"
@@ -72,11 +72,13 @@ def has_complete_image(
     entries = document.get("manifests" if manifest.is_index else "layers")
     if not isinstance(entries, list) or len(entries) > _LAYERS_LIMIT:
         raise errors.AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} entries")
-    found = {names.parse_descriptor(each, where=where).digest for each in entries}
+    digests = {names.parse_descriptor(entry, where=where).digest for entry in entries}
     if manifest.is_index:
-        return all(has_complete_image(client, repository, each, is_instance=True) for each in found)
+        return all(
+            has_complete_image(client, repository, member, is_instance=True) for member in digests
+        )
     config = names.parse_descriptor(document.get("config"), where=where).digest
-    return all(client.has_blob(repository, each) for each in (config, *found))
+    return all(client.has_blob(repository, member) for member in (config, *digests))
 
 
 def find_instance(content: bytes, architecture: str, *, where: str) -> names.Descriptor:
@@ -108,7 +110,7 @@ def copy_blobs(
     is_same = source.host == target.host
     if is_same and source_repository == repository:
         return 0
-    left = list({each.digest: each for each in blobs}.values())
+    left = list({blob.digest: blob for blob in blobs}.values())
     if is_same:
         left = _mount_blobs(target, repository, left, source_repository)
 
@@ -132,7 +134,7 @@ def copy_in_parallel(
 
     The first error ends the copies after their current blobs.
     """
-    left = sorted(blobs, key=lambda each: -each.size)
+    left = sorted(blobs, key=lambda blob: -blob.size)
     # The threads take the next blob each: one of them may be as large as all others.
     waiting = iter(left)
     has_failed = Event()
@@ -145,7 +147,7 @@ def copy_in_parallel(
     def copy_some() -> int:
         own_source, own_target = source.clone(), target.clone()
         try:
-            return sum(copy(each, own_source, own_target) for each in take_blobs())
+            return sum(copy(blob, own_source, own_target) for blob in take_blobs())
         except BaseException:
             has_failed.set()
             raise
@@ -158,7 +160,7 @@ def copy_in_parallel(
         return 0
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="copy") as pool:
         futures = [pool.submit(copy_some) for _ in range(count)]
-        return sum(each.result() for each in futures)
+        return sum(future.result() for future in futures)
 
 
 def read_artifact(client: RegistryClient, repository: str, digest: str) -> bytes:
@@ -228,14 +230,14 @@ def _mount_blobs(
     def mount(part: list[names.Descriptor]) -> list[names.Descriptor]:
         own = client.clone()
         try:
-            return [each for each in part if not _try_mount(own, repository, each, source)]
+            return [blob for blob in part if not _try_mount(own, repository, blob, source)]
         finally:
             own.close()
 
     # A base has dozens of layers, and each mount waits for one answer.
     parts = [blobs[start::_CONNECTIONS] for start in range(min(_CONNECTIONS, len(blobs)))]
     with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
-        return [each for found in pool.map(mount, parts) for each in found]
+        return [blob for unmounted in pool.map(mount, parts) for blob in unmounted]
 
 
 def _try_mount(
@@ -262,7 +264,7 @@ def _read_image(
     if not isinstance(layers, list) or len(layers) > _LAYERS_LIMIT:
         raise errors.AnswerInvalid(f"cannot use {where}: expected at most {_LAYERS_LIMIT} layers")
     config_blob = names.parse_descriptor(document.get("config"), where=where)
-    found = tuple(names.parse_descriptor(each, where=where) for each in layers)
+    layer_blobs = tuple(names.parse_descriptor(layer, where=where) for layer in layers)
     config = client.read_small_blob(repository, config_blob)
     try:
         described = json.loads(config)
@@ -278,5 +280,5 @@ def _read_image(
             status=404,
         )
     return ResolvedImage(
-        repository, index_digest, manifest, config, architecture, config_blob, found
+        repository, index_digest, manifest, config, architecture, config_blob, layer_blobs
     )

@@ -96,8 +96,8 @@ def get_endpoint(host: str) -> str:
 
 def parse_descriptor(document: object, *, where: str) -> Descriptor:
     """Parse a descriptor of a registry's document; raise `AnswerInvalid`, which names ``where``."""
-    found = document if isinstance(document, dict) else {}
-    kind, digest, size = (found.get(name) for name in ("mediaType", "digest", "size"))
+    fields = document if isinstance(document, dict) else {}
+    kind, digest, size = (fields.get(name) for name in ("mediaType", "digest", "size"))
     if not isinstance(kind, str):
         raise AnswerInvalid(f"cannot read {where}: a descriptor has no mediaType")
     if not is_digest(digest) or not isinstance(digest, str):
@@ -107,8 +107,8 @@ def parse_descriptor(document: object, *, where: str) -> Descriptor:
         )
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _SIZE_LIMIT:
         raise AnswerInvalid(f"cannot read {where}: the size of {digest} is not a number of bytes")
-    annotations = found.get("annotations")
-    artifact = found.get("artifactType")
+    annotations = fields.get("annotations")
+    artifact = fields.get("artifactType")
     return Descriptor(
         kind,
         digest,
@@ -121,5 +121,5 @@ def parse_descriptor(document: object, *, where: str) -> Descriptor:
 
 
 def _make_name_error(what: str, text: str, expected: str) -> ConfigError:
-    found = escape_line(repr(text[:200]))
-    return ConfigError(f"cannot use {what} {found}: expected {expected}")
+    actual = escape_line(repr(text[:200]))
+    return ConfigError(f"cannot use {what} {actual}: expected {expected}")

@@ -28,7 +28,9 @@ class ProxySettings:
 
     def find_proxy(self, host: str, port: int) -> Proxy | None:
         """Return the proxy for a host; None for a direct connection."""
-        if self.proxy is None or any(_matches(each, host, port) for each in self.exceptions):
+        if self.proxy is None or any(
+            _matches(exception, host, port) for exception in self.exceptions
+        ):
             return None
         return self.proxy
 

@@ -24,10 +24,12 @@ def get_referrers(
     names.check_digest(digest)
     action = f"list the referrers of {client.format_image(repository, digest)}"
     try:
-        found = _list_by_api(client, repository, digest, action=action)
+        artifacts = _list_by_api(client, repository, digest, action=action)
     except (errors.NotFound, errors.Unsupported):
-        found = _list_by_tag(client, repository, digest)
-    return tuple(each for each in found if artifact_type in ("", each.artifact_type))
+        artifacts = _list_by_tag(client, repository, digest)
+    return tuple(
+        artifact for artifact in artifacts if artifact_type in ("", artifact.artifact_type)
+    )
 
 
 def attach(
@@ -91,14 +93,14 @@ def encode_document(document: Mapping[str, object]) -> bytes:
 def _list_by_api(
     client: RegistryClient, repository: str, digest: str, *, action: str
 ) -> list[names.Descriptor]:
-    found: list[names.Descriptor] = []
+    artifacts: list[names.Descriptor] = []
     url: transport.Url | None = client.make_url(repository, f"referrers/{digest}")
     for _page in range(client.limits.pages):
         if url is None:
-            return found
+            return artifacts
         answer, content = client.retry(partial(client.get_page, repository, url, action))
-        found += _read_index(content, where=action)
-        if len(found) > _REFERRERS_LIMIT:
+        artifacts += _read_index(content, where=action)
+        if len(artifacts) > _REFERRERS_LIMIT:
             break
         url = client.find_next_page(answer, action=action)
     raise errors.AnswerInvalid(f"cannot {action}: more than {_REFERRERS_LIMIT} referrers")
@@ -123,18 +125,18 @@ def add_to_referrers_tag(
     tag = make_referrers_tag(digest)
     for _try in range(_WRITE_TRIES):
         listed = _list_by_tag(client, repository, digest)
-        if any(each.digest == artifact.digest for each in listed):
+        if any(descriptor.digest == artifact.digest for descriptor in listed):
             return
         if len(listed) >= _REFERRERS_LIMIT:
             break
         index = {
             "schemaVersion": 2,
             "mediaType": names.OCI_INDEX,
-            "manifests": [encode_descriptor(each) for each in (*listed, artifact)],
+            "manifests": [encode_descriptor(descriptor) for descriptor in (*listed, artifact)],
         }
         client.put_manifest(repository, tag, names.OCI_INDEX, encode_document(index))
     listed = _list_by_tag(client, repository, digest)
-    if not any(each.digest == artifact.digest for each in listed):
+    if not any(descriptor.digest == artifact.digest for descriptor in listed):
         raise errors.AnswerInvalid(
             f"cannot add {artifact.digest} to {client.format_image(repository, tag)}: "
             "the list is full, or another client replaces it"
@@ -149,4 +151,4 @@ def _read_index(content: bytes, *, where: str) -> list[names.Descriptor]:
     entries = document.get("manifests") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise errors.AnswerInvalid(f"cannot read {where}: it is no index")
-    return [names.parse_descriptor(each, where=where) for each in entries[: _REFERRERS_LIMIT + 1]]
+    return [names.parse_descriptor(entry, where=where) for entry in entries[: _REFERRERS_LIMIT + 1]]

@@ -136,21 +136,21 @@ class RegistryAnswer:
 
     def get_headers(self, name: str) -> list[str]:
         """Return all values of a header."""
-        return [str(each) for each in self._headers.get_all(name) or ()]
+        return [str(text) for text in self._headers.get_all(name) or ()]
 
     def read(self, limit: int) -> bytes:
         """Read a body of at most ``limit`` bytes; raise `AnswerInvalid` for a longer one."""
-        found = bytearray()
+        content = bytearray()
         for piece in self.iter_pieces():
-            found += piece
-            if len(found) > limit:
+            content += piece
+            if len(content) > limit:
                 self.close()
                 raise AnswerInvalid(
                     f"cannot {self._action}: the answer of {self.url.address} is longer than "
                     f"{limit} bytes",
                     status=self.status,
                 )
-        return bytes(found)
+        return bytes(content)
 
     def iter_pieces(self) -> Iterator[bytes]:
         """Yield the body; raise `Unreachable` when the connection breaks before its end."""
