@@ -79,7 +79,7 @@ def append_config_to_list(
     client = destination.client
     digest = client.put_manifest(destination.repository, destination.tag, media_type, content)
     _verify(destination, digest)
-    return AppendedImage(digest, layer.digest, moved, tuple(each.digest for each in instances))
+    return AppendedImage(digest, layer.digest, moved, tuple(member.digest for member in instances))
 
 
 def _push_instance(
@@ -106,10 +106,10 @@ def _push_instance(
 def _verify(destination: ImageDestination, digest: str) -> None:
     """Query the registry for the tag: nothing is reported before the registry has it."""
     client = destination.client
-    found = client.head_manifest(destination.repository, destination.tag)
-    if found is None or found.digest != digest:
+    pushed = client.head_manifest(destination.repository, destination.tag)
+    if pushed is None or pushed.digest != digest:
         spec = client.format_image(destination.repository, destination.tag)
-        actual = found.digest if found else "nothing"
+        actual = pushed.digest if pushed else "nothing"
         raise DigestMismatch(
             f"cannot verify {spec}: expected {digest}, found {actual}",
             remedy="push again; another client may push to this tag",
@@ -152,8 +152,8 @@ def copy_to_layout(
     target.create()
     manifest = build_layout.read_manifest(image)
     digests = [
-        each.get_text("digest")
-        for each in (manifest.get_object("config"), *manifest.iter_objects("layers"))
+        blob.get_text("digest")
+        for blob in (manifest.get_object("config"), *manifest.iter_objects("layers"))
     ]
     for digest in dict.fromkeys(digests):
         path = source.find_blob(digest)

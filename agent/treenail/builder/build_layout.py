@@ -143,7 +143,7 @@ class ImageLayout:
         except OSError as error:
             raise _make_file_error("read", self._index, error) from error
         entries = document.get("manifests") if isinstance(document, dict) else None
-        return [each for each in entries or () if isinstance(each, dict)]
+        return [entry for entry in entries or () if isinstance(entry, dict)]
 
     def _write_index(self, entries: list[decode.Json]) -> None:
         content = json.dumps({"schemaVersion": 2, "manifests": entries})
@@ -186,7 +186,7 @@ _LAYER_TYPES = {
 
 def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decode.Json]:
     """Map the digest of each layer's content, uncompressed, to its descriptor in a manifest."""
-    found: dict[str, decode.Json] = {}
+    by_diff_id: dict[str, decode.Json] = {}
     for name in names:
         image = layout.read_named(name)
         if image is None:
@@ -196,8 +196,8 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decod
         for diff_id, layer in zip(_read_diff_ids(layout, manifest), layers, strict=False):
             media_type = str(layer.get("mediaType", ""))
             layer["mediaType"] = _LAYER_TYPES.get(media_type, media_type)
-            found.setdefault(diff_id, layer)
-    return found
+            by_diff_id.setdefault(diff_id, layer)
+    return by_diff_id
 
 
 @contextmanager

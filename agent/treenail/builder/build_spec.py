@@ -174,15 +174,15 @@ class BuildDirectories:
 
 def find_step_lines(text: str) -> dict[tuple[int, int], int]:
     """Map stage and step, as buildah counts them, to lines of the Containerfile."""
-    found: dict[tuple[int, int], int] = {}
+    step_lines: dict[tuple[int, int], int] = {}
     stage = step = 0
     for instruction in containerfile.parse_containerfile(text).instructions:
         if instruction.keyword == "FROM":
             stage, step = stage + 1, 0
         if stage:
             step += 1
-            found[stage, step] = instruction.line
-    return found
+            step_lines[stage, step] = instruction.line
+    return step_lines
 
 
 def find_images(text: str) -> tuple[str, ...]:
@@ -193,18 +193,18 @@ def find_images(text: str) -> tuple[str, ...]:
     parsed = containerfile.parse_containerfile(text)
     images = {stage.line: stage.image for stage in parsed.stages}
     names = {stage.line: stage.name for stage in parsed.stages}
-    found: dict[str, None] = {}
+    references: dict[str, None] = {}
     stages: set[str] = {"scratch", ""}
     for instruction in parsed.instructions:
         is_stage = instruction.keyword == "FROM"
         image = images.get(instruction.line, "")
         for reference in [image] if is_stage else _find_flag_images(instruction):
             if reference not in stages:
-                found[reference] = None
+                references[reference] = None
         if is_stage:
             index = sum(line < instruction.line for line in images)
             stages |= {str(index), names[instruction.line]}
-    return tuple(found)
+    return tuple(references)
 
 
 def _find_flag_images(instruction: containerfile.Instruction) -> list[str]:
@@ -217,4 +217,8 @@ def _find_flag_images(instruction: containerfile.Instruction) -> list[str]:
         if flag.startswith("--mount=")
         for option in flag.removeprefix("--mount=").split(",")
     ]
-    return [each.removeprefix("from=").strip("\"'") for each in options if each.startswith("from=")]
+    return [
+        option.removeprefix("from=").strip("\"'")
+        for option in options
+        if option.startswith("from=")
+    ]

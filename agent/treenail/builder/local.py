@@ -142,9 +142,9 @@ class LocalBuilder:
     def _remove_leftovers(self, path: Path) -> None:
         """Remove the inputs, which may be secret, and what no other attempt can use."""
         kept = {path / "work" / name for name in _KEPT}
-        for each in (path / "inputs", path / "mounts", *_list_entries(path / "work")):
-            if each.exists() and each not in kept:
-                self._remove_tree(each)
+        for leftover in (path / "inputs", path / "mounts", *_list_entries(path / "work")):
+            if leftover.exists() and leftover not in kept:
+                self._remove_tree(leftover)
         for blob in _list_entries(path / "work/layout/blobs/sha256"):
             # Partial transfers, and placeholders of `ImageLayout.write_placeholder`.
             with suppress(OSError):

@@ -44,11 +44,11 @@ class RegistrySettings:
 
         A Secret that does not exist means anonymous access.
         """
-        found = pullsecret.PullSecret()
+        logins = pullsecret.PullSecret()
         if secret is not None and (path := _find_secret(secret)) is not None:
-            found = pullsecret.parse_pull_secret(_read_file(path), where=str(path))
+            logins = pullsecret.parse_pull_secret(_read_file(path), where=str(path))
         ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
-        return cls(found, transport.TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
+        return cls(logins, transport.TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
 
     def make_client(self, host: str, repository: str, clock: Clock) -> RegistryClient:
         """Make a client with the login for this repository; the caller closes it."""
@@ -121,18 +121,18 @@ def pull_from_places(
             status=404,
         )
     # The error of the source, unless it is a mere outage, as where only a mirror is reachable.
-    lasting = [each for each in reversed(errors) if not is_temporary(each)]
+    lasting = [error for error in reversed(errors) if not is_temporary(error)]
     chosen = next(iter(lasting), errors[-1])
-    texts = [str(chosen), *(str(each) for each in errors if each is not chosen)]
+    texts = [str(chosen), *(str(error) for error in errors if error is not chosen)]
     chosen.args = ("; also ".join(texts),)
     raise chosen
 
 
 def _find_secret(path: Path) -> Path | None:
     """Return the file of a Secret: itself, or the key in a mounted directory."""
-    for each in (path / ".dockerconfigjson", path / ".dockercfg", path):
-        if each.is_file():
-            return each
+    for candidate in (path / ".dockerconfigjson", path / ".dockercfg", path):
+        if candidate.is_file():
+            return candidate
     return None
 
 
@@ -163,7 +163,7 @@ def transfer_blobs(
     ``transfer`` gets an event that is set when another transfer has failed.
     """
     waiting: SimpleQueue[Descriptor] = SimpleQueue()
-    for blob in sorted(blobs, key=lambda each: -each.size):
+    for blob in sorted(blobs, key=lambda blob: -blob.size):
         waiting.put(blob)
     has_failed = Event()
 

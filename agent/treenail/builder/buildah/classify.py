@@ -100,8 +100,8 @@ def classify_failure(
 def find_error(tail: Sequence[str]) -> str:
     """Return buildah's own error, the last line that begins with ``Error:``; empty without one."""
     for line in reversed(tail):
-        if found := _ERROR.search(line):
-            return found[1]
+        if match := _ERROR.search(line):
+            return match[1]
     return ""
 
 
@@ -144,7 +144,7 @@ def _classify_signal(number: int, oom_kills: int | None) -> BuildFailure:
 
 
 def _describe_step(step: re.Match[str], tail: Sequence[str], *, is_memory_known: bool) -> str:
-    signals = [found[1] for line in tail[-_OUTPUT_LINES:] if (found := _SIGNAL.search(line))]
+    signals = [match[1] for line in tail[-_OUTPUT_LINES:] if (match := _SIGNAL.search(line))]
     outcome = f"the command was {signals[-1]} by a signal" if signals else step[2]
     if "killed" in signals and not is_memory_known:
         outcome += ", by a program or by the kernel for lack of memory"

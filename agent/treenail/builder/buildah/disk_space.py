@@ -27,10 +27,10 @@ class DiskSpace:
 def read_disk_space(path: Path) -> DiskSpace | None:
     """Return the free space of the file system at this path; None where it cannot be read."""
     try:
-        found = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return None
-    return DiskSpace(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+    return DiskSpace(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
 class DiskWatch:
@@ -68,11 +68,11 @@ class DiskWatch:
 
     def sample(self) -> None:
         """Read the free space now. Thread-safe."""
-        found = self._read(self._path)
-        if found is None:
+        space = self._read(self._path)
+        if space is None:
             return
         with self._lock:
-            self._lowest = found if self._lowest is None else _combine(self._lowest, found)
+            self._lowest = space if self._lowest is None else _combine(self._lowest, space)
 
     def _sample_until_end(self) -> None:
         while not self._has_ended.wait(_INTERVAL_S):
@@ -80,5 +80,5 @@ class DiskWatch:
 
 
 def _combine(one: DiskSpace, other: DiskSpace) -> DiskSpace:
-    counts = [each.free_files for each in (one, other) if each.free_files is not None]
+    counts = [space.free_files for space in (one, other) if space.free_files is not None]
     return DiskSpace(min(one.free_bytes, other.free_bytes), min(counts, default=None))

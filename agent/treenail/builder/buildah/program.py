@@ -90,7 +90,7 @@ def find_subordinate_ids(text: str, user_id: int, user_name: str) -> tuple[int, 
         first, _, count = rest.partition(":")
         if owner in {user_name, str(user_id)} and first.isdigit() and count.isdigit():
             ranges.append((int(first), int(count)))
-    return max(ranges, key=lambda each: each[1])
+    return max(ranges, key=lambda pair: pair[1])
 
 
 def _read_text(path: Path) -> str:
@@ -141,9 +141,9 @@ class BuildOutput:
     def _follow_step(self, line: str) -> None:
         """Advance to the next step; a program of a ``RUN`` may print such lines too."""
         if step := _STEP.match(line):
-            found = (int(step[1] or 1), int(step[2]))
-            if found > self._step and found in self._lines:
-                self._step = found
+            position = (int(step[1] or 1), int(step[2]))
+            if position > self._step and position in self._lines:
+                self._step = position
                 self.is_committing = False
         elif _COMMIT.match(line):
             self.is_committing = True
@@ -353,12 +353,14 @@ class Buildah:
 
     def list_image_ids(self) -> list[str]:
         """List the IDs of all images of the storage, those of single instructions too."""
-        found: list[str] = []
+        image_ids: list[str] = []
         self._run_store_command(
             ["images", "--all", "--quiet", "--no-trunc"],
-            lambda line: found.append(line.removeprefix("sha256:")),
+            lambda line: image_ids.append(line.removeprefix("sha256:")),
         )
-        return list(dict.fromkeys(each for each in found if _IMAGE_ID.fullmatch(each)))
+        return list(
+            dict.fromkeys(image_id for image_id in image_ids if _IMAGE_ID.fullmatch(image_id))
+        )
 
     def save_image(self, image: str, layout: Path, name: str) -> None:
         """Write an image of the storage into the layout; blobs that the layout has stay."""

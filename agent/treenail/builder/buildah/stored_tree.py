@@ -38,9 +38,9 @@ class StoredTree:
         """
         *parents, name = path.strip("/").split("/")
         for root in self._roots:
-            found = _look_up(root, parents, name)
-            if found is not None:
-                return found or None
+            content = _look_up(root, parents, name)
+            if content is not None:
+                return content or None
         return None
 
 
@@ -101,9 +101,10 @@ def find_trees(storage: Path, driver: str, image: str) -> Iterator[Path]:
     """
     images = _read_list(storage / f"{driver}-images/images.json")
     layers = {
-        each.get_text("id"): each for each in _read_list(storage / f"{driver}-layers/layers.json")
+        record.get_text("id"): record
+        for record in _read_list(storage / f"{driver}-layers/layers.json")
     }
-    layer = next((each.get_text("layer") for each in images if _is_image(each, image)), "")
+    layer = next((record.get_text("layer") for record in images if _is_image(record, image)), "")
     for _ in range(_LAYERS_LIMIT):
         if layer not in layers:
             return
@@ -124,8 +125,8 @@ def _read_list(path: Path) -> list[decode.Fields]:
         document = decode.load_json(path.read_bytes(), where=str(path))
     except OSError as error:
         raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
-    found = document if isinstance(document, list) else []
-    return [decode.Fields.from_json(each, str(path)) for each in found]
+    records = document if isinstance(document, list) else []
+    return [decode.Fields.from_json(record, str(path)) for record in records]
 
 
 log = logging.getLogger(__name__)
@@ -142,12 +143,12 @@ def create_mount_points(storage: Path, driver: str, image_id: str) -> None:
     try:
         trees = list(find_trees(storage, driver, image_id))
         places = [tree / _DIRECTORY for tree in trees]
-        directory = next((each for each in places if _is_directory(each)), None)
+        directory = next((place for place in places if _is_directory(place)), None)
         if directory is None:
             return
         for name in _NAMES:
             # Anything counts, also a link or a whiteout.
-            if not any(os.path.lexists(each / name) for each in places if _is_directory(each)):
+            if not any(os.path.lexists(place / name) for place in places if _is_directory(place)):
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
                 os.close(os.open(directory / name, flags, 0o644))
     except (OSError, errors.TreenailError) as error:

@@ -60,8 +60,8 @@ class ImageCopier:
         """
         copied = CopiedImage()
         digests = list(self._copy_tree(digest, copied, depth=0))
-        for each in digests:
-            self._copy_attachments(each, copied, depth=0)
+        for instance in digests:
+            self._copy_attachments(instance, copied, depth=0)
         # Last: a tag names an image only when all of it is there.
         copied.tags = self._copy_tags(frozenset(digests), copied)
         return copied
@@ -76,8 +76,8 @@ class ImageCopier:
                 raise errors.AnswerInvalid(
                     f"cannot copy {digest}: a list of manifests contains another"
                 )
-            for each in self._read_entries(manifest, "manifests"):
-                yield from self._copy_tree(each.digest, copied, depth=depth + 1)
+            for entry in self._read_entries(manifest, "manifests"):
+                yield from self._copy_tree(entry.digest, copied, depth=depth + 1)
         if self._has_manifest(digest):
             return
         if not manifest.is_index:
@@ -92,44 +92,46 @@ class ImageCopier:
         if depth >= _ATTACHMENT_DEPTH:
             return
         present: frozenset[str] | None = None
-        for each in referrers.get_referrers(self.source.client, self.source.repository, digest):
-            list(self._copy_tree(each.digest, copied, depth=0))
+        for referrer in referrers.get_referrers(self.source.client, self.source.repository, digest):
+            list(self._copy_tree(referrer.digest, copied, depth=0))
             if present is None:
-                found = referrers.get_referrers(self.target.client, self.target.repository, digest)
-                present = frozenset(entry.digest for entry in found)
-            if each.digest not in present:
+                attached = referrers.get_referrers(
+                    self.target.client, self.target.repository, digest
+                )
+                present = frozenset(entry.digest for entry in attached)
+            if referrer.digest not in present:
                 # The target has no API for referrers, or the push did not list it.
                 referrers.add_to_referrers_tag(
-                    self.target.client, self.target.repository, digest, each
+                    self.target.client, self.target.repository, digest, referrer
                 )
             copied.attachments += 1
-            self._copy_attachments(each.digest, copied, depth=depth + 1)
+            self._copy_attachments(referrer.digest, copied, depth=depth + 1)
 
     def _copy_tags(self, digests: frozenset[str], copied: CopiedImage) -> tuple[str, ...]:
         """Copy the tags of these manifests, and the attachments that are found by a tag."""
-        lists = {referrers.make_referrers_tag(each) for each in digests}
+        lists = {referrers.make_referrers_tag(instance) for instance in digests}
         tags = []
         for tag in self.source.client.list_tags(self.source.repository):
             if tag in lists:
                 # A list of referrers: the target has its own.
                 continue
-            found = self.source.client.head_manifest(self.source.repository, tag)
-            if found is None:
+            head = self.source.client.head_manifest(self.source.repository, tag)
+            if head is None:
                 continue
             match = _ATTACHED_TAG.fullmatch(tag)
             is_attached = match is not None and match[1] in lists
             if is_attached:
-                list(self._copy_tree(found.digest, copied, depth=0))
+                list(self._copy_tree(head.digest, copied, depth=0))
                 copied.attachments += 1
-            if is_attached or found.digest in digests:
-                self._copy_tag(tag, found.digest)
+            if is_attached or head.digest in digests:
+                self._copy_tag(tag, head.digest)
                 tags.append(tag)
         return tuple(tags)
 
     def _copy_tag(self, tag: str, digest: str) -> None:
         client, repository = self.target.client, self.target.repository
-        found = client.head_manifest(repository, tag)
-        if found is not None and found.digest == digest:
+        head = client.head_manifest(repository, tag)
+        if head is not None and head.digest == digest:
             return
         manifest = self.source.client.get_manifest(self.source.repository, digest)
         client.push_manifest(repository, tag, manifest.media_type, manifest.content)
@@ -140,7 +142,7 @@ class ImageCopier:
 
     def _copy_blobs(self, blobs: Iterable[names.Descriptor]) -> int:
         """Copy blobs over several connections; return the number of bytes that were moved."""
-        different = {each.digest: each for each in blobs}.values()
+        different = {blob.digest: blob for blob in blobs}.values()
         return images.copy_in_parallel(
             different, self.source.client, self.target.client, self._copy_blob
         )
@@ -167,7 +169,7 @@ class ImageCopier:
             raise errors.AnswerInvalid(
                 f"cannot copy {where}: expected at most {_PARTS_LIMIT} {name}"
             )
-        return [names.parse_descriptor(each, where=where) for each in entries]
+        return [names.parse_descriptor(entry, where=where) for entry in entries]
 
     def _describe(self, manifest: names.Manifest) -> str:
         return self.source.client.format_image(self.source.repository, manifest.digest)

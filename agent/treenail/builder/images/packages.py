@@ -94,8 +94,8 @@ def _read_rpm(
                     "SELECT blob FROM Packages LIMIT ?", (packages.MAX_PACKAGES,)
                 )
                 for (blob,) in rows:
-                    if isinstance(blob, bytes) and (found := parse_header(blob)) is not None:
-                        yield found
+                    if isinstance(blob, bytes) and (header := parse_header(blob)) is not None:
+                        yield header
     except OSError as error:
         raise errors.FileError(f"cannot copy {path}: {error.strerror}") from error
     except (sqlite3.Error, ValueError) as error:
@@ -125,17 +125,17 @@ def write_packages(work: Path, driver: str, image: str) -> None:
     place = work / _PACKAGE_FILE
     try:
         place.unlink(missing_ok=True)
-        found = read_packages(StoredTree(work / "storage", driver, image), work)
-        if found is None:
+        packages = read_packages(StoredTree(work / "storage", driver, image), work)
+        if packages is None:
             log.info("the image has no database of packages")
             return
-        place.write_text(json.dumps(found.to_json()))
+        place.write_text(json.dumps(packages.to_json()))
     except OSError as error:
         log.warning("cannot list the packages of the image: %s", error.strerror)
     except errors.TreenailError as error:
         log.warning("cannot list the packages of the image: %s", error)
     else:
-        log.info("the image has %d packages", len(found.packages))
+        log.info("the image has %d packages", len(packages.packages))
 
 
 def read_package_file(work: Path) -> packages.PackageList | None:

@@ -33,8 +33,10 @@ def read_documents(
     client: RegistryClient, repository: str, digest: str, kind: str
 ) -> tuple[bytes, ...]:
     """Return the attached documents of a type."""
-    found = referrers.get_referrers(client, repository, digest, kind)
-    return tuple(images.read_artifact(client, repository, each.digest) for each in found)
+    artifacts = referrers.get_referrers(client, repository, digest, kind)
+    return tuple(
+        images.read_artifact(client, repository, referrer.digest) for referrer in artifacts
+    )
 
 
 def _attach_once(
@@ -53,8 +55,8 @@ def _attach_once(
         client, repository, subject, artifact_type=kind, media_type=kind, content=content
     )
     if all(
-        each.digest != artifact.digest
-        for each in referrers.get_referrers(client, repository, digest)
+        referrer.digest != artifact.digest
+        for referrer in referrers.get_referrers(client, repository, digest)
     ):
         raise ConfigError(
             f"cannot attach a document to {client.format_image(repository, digest)}: the registry "

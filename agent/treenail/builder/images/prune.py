@@ -57,9 +57,9 @@ def read_stored_images(
     tagged: dict[str, list[str]] = {}
     for tag in tags:
         check_time()
-        found = client.head_manifest(repository, tag)
-        if found is not None:
-            tagged.setdefault(found.digest, []).append(tag)
+        head = client.head_manifest(repository, tag)
+        if head is not None:
+            tagged.setdefault(head.digest, []).append(tag)
     images: dict[str, prune.StoredImage] = {}
     for digest, names in tagged.items():
         check_time()
@@ -106,35 +106,35 @@ def is_lasting(problem: errors.RegistryError | None) -> bool:
 
 def _list_tags(client: RegistryClient, repository: str, limit: int) -> tuple[str, ...]:
     """Return all tags of images. With a part of them, an image of another tag could be deleted."""
-    found = tuple(each for each in client.list_tags(repository) if not each.startswith(_ATTACHMENT))
-    if len(found) > limit:
+    tags = tuple(tag for tag in client.list_tags(repository) if not tag.startswith(_ATTACHMENT))
+    if len(tags) > limit:
         raise errors.RegistryError(
-            f"{repository} has {len(found)} tags, and at most {limit} can be compared"
+            f"{repository} has {len(tags)} tags, and at most {limit} can be compared"
         )
-    return found
+    return tags
 
 
 def _read_tags(
     client: RegistryClient, repository: str, check_time: CheckTime, limit: int
 ) -> Mapping[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+    tags_by_digest: dict[str, set[str]] = {}
     for tag in _list_tags(client, repository, limit):
         check_time()
         head = client.head_manifest(repository, tag)
         if head is not None:
-            found.setdefault(head.digest, set()).add(tag)
-    return {digest: frozenset(tags) for digest, tags in found.items()}
+            tags_by_digest.setdefault(head.digest, set()).add(tag)
+    return {digest: frozenset(tags) for digest, tags in tags_by_digest.items()}
 
 
 def _list_attachments(client: RegistryClient, repository: str, digest: str) -> list[str]:
     """Return the manifests that refer to an image, and those of the tags for them."""
-    found = [each.digest for each in referrers.get_referrers(client, repository, digest)]
+    digests = [referrer.digest for referrer in referrers.get_referrers(client, repository, digest)]
     tag = referrers.make_referrers_tag(digest)
     for name in (tag, f"{tag}.sig"):
         head = client.head_manifest(repository, name)
         if head is not None:
-            found.append(head.digest)
-    return list(dict.fromkeys(found))
+            digests.append(head.digest)
+    return list(dict.fromkeys(digests))
 
 
 def _delete(client: RegistryClient, repository: str, digest: str) -> None:
@@ -171,13 +171,13 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
         raise errors.RegistryError(
             f"{where} lists {len(listed)} images, and at most {_INSTANCES_LIMIT} can be compared"
         )
-    instances = tuple(parse_descriptor(each, where=where).digest for each in listed)
+    instances = tuple(parse_descriptor(entry, where=where).digest for entry in listed)
     builds = set()
     for instance in instances:
         try:
-            found = client.get_manifest(repository, instance)
+            inner = client.get_manifest(repository, instance)
             # treenail writes no list of lists, and a registry could nest them without end.
-            builds.add("" if found.is_index else _read_build(client, repository, found))
+            builds.add("" if inner.is_index else _read_build(client, repository, inner))
         except errors.NotFound:
             builds.add("")
     # A list is treenail's if each of its images is.

@@ -108,11 +108,13 @@ def sign_image(client: RegistryClient, repository: str, digest: str, key: Signin
     tag = make_signature_tag(digest)
     verifier = key.public_key
     present = _read_stored(client, repository, digest)
-    if any(not _find_problem(client, repository, digest, each, verifier) for each in present):
+    if any(
+        not _find_problem(client, repository, digest, signature, verifier) for signature in present
+    ):
         return tag
     payload = make_payload(f"{client.host}/{repository}", digest)
     layer = make_signature_layer(payload, key.sign(payload))
-    manifest, config = make_signature_manifest([*(each.layer for each in present), layer])
+    manifest, config = make_signature_manifest([*(signature.layer for signature in present), layer])
     uploads.upload_bytes(client, repository, PAYLOAD_TYPE, payload)
     uploads.upload_bytes(client, repository, CONFIG_TYPE, config)
     client.put_manifest(repository, tag, OCI_MANIFEST, manifest)

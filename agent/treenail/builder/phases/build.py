@@ -87,7 +87,7 @@ def build_image(
         lines = ("Error: " + str(error),)
         return _make_failure(classify.classify_failure(1, lines), output, spec)
     if not build_layout.is_bootable(layout, build_spec.BUILT_IMAGE) and any(
-        build_layout.is_bootable(layout, each.name) for each in fetched.images
+        build_layout.is_bootable(layout, image.name) for image in fetched.images
     ):
         return build_result.BuildResult(
             build_result.BuildPhase.BUILD,
@@ -173,7 +173,7 @@ def _save_cache(
 ) -> None:
     """Write the images of single instructions that did not come from the cache."""
     names = [build_spec.BUILT_IMAGE, *(image.name for image in fetched.images)]
-    new_ids = [each for each in buildah.list_image_ids() if each not in loaded_ids]
+    new_ids = [image_id for image_id in buildah.list_image_ids() if image_id not in loaded_ids]
     for number, image_id in enumerate(new_ids[:_CACHE_LIMIT], len(fetched.images)):
         name = f"{build_spec.CACHE_PREFIX}{number}"
         layers = build_layout.collect_layers(layout, names)

@@ -66,15 +66,15 @@ def fetch_image(
                 client, place.repository, place.reference, spec.architecture
             )
 
-    place, found = registries.pull_from_places(image, spec.mirrors, resolve)
+    place, resolved = registries.pull_from_places(image, spec.mirrors, resolve)
 
     def open_client() -> AbstractContextManager[RegistryClient]:
         return settings.open_client(place.registry, place.repository, clock)
 
     origin = "" if place == image else f" from {place.full_repository}"
-    log.info("fetching %s, manifest %s%s", reference, found.digest, origin)
-    _write_image(layout, open_client, found, name)
-    return build_spec.FetchedImage(reference, name, image.full_repository, found.digest)
+    log.info("fetching %s, manifest %s%s", reference, resolved.digest, origin)
+    _write_image(layout, open_client, resolved, name)
+    return build_spec.FetchedImage(reference, name, image.full_repository, resolved.digest)
 
 
 def compute_cache_tag(references: Iterable[str], architecture: str) -> str:
@@ -91,7 +91,7 @@ def _fetch_cache(
     clock: clocks.Clock,
 ) -> list[build_spec.FetchedImage]:
     """Fetch the layers of earlier builds; a build without them is slower, and no failure."""
-    found: list[build_spec.FetchedImage] = []
+    caches: list[build_spec.FetchedImage] = []
     try:
         tag = compute_cache_tag(references, spec.architecture)
         cache = registries.parse_image_name(f"{spec.cache_repository}:{tag}")
@@ -101,17 +101,19 @@ def _fetch_cache(
 
         with open_client() as client:
             if client.head_manifest(cache.repository, tag) is None:
-                return found
+                return caches
             index = client.get_manifest(cache.repository, tag)
             where = client.format_image(cache.repository, tag)
             for number, entry in enumerate(_read_index(index.content, where)[:CACHE_LIMIT]):
                 image = resolve_image(client, cache.repository, entry.digest, spec.architecture)
                 name = f"{build_spec.CACHE_PREFIX}{number}"
                 _write_image(layout, open_client, image, name)
-                found.append(build_spec.FetchedImage("", name, cache.full_repository, image.digest))
+                caches.append(
+                    build_spec.FetchedImage("", name, cache.full_repository, image.digest)
+                )
     except errors.TreenailError as error:
         log.warning("building with an incomplete cache: %s", error)
-    return found
+    return caches
 
 
 def _write_image(

@@ -125,19 +125,18 @@ def upload_image(
 
 def verify_push(client: RegistryClient, target: push_spec.PushSpec, digest: str) -> None:
     """Verify that the registry has this manifest under the tag; raise `RegistryError`."""
-    found = client.head_manifest(target.repository, target.tag)
-    if found is None or found.digest != digest:
-        raise DigestMismatch(
-            f"cannot push {target}: expected {digest}, found {found.digest if found else 'nothing'}"
-        )
+    pushed = client.head_manifest(target.repository, target.tag)
+    if pushed is None or pushed.digest != digest:
+        actual = pushed.digest if pushed else "nothing"
+        raise DigestMismatch(f"cannot push {target}: expected {digest}, found {actual}")
 
 
 def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages) -> bool:
     """Whether the build made images of instructions that the cache did not have."""
     known = {image.name for image in fetched.images}
     return any(
-        each.startswith(build_spec.CACHE_PREFIX) and each not in known
-        for each in layout.list_names()
+        name.startswith(build_spec.CACHE_PREFIX) and name not in known
+        for name in layout.list_names()
     )
 
 
@@ -178,14 +177,14 @@ def _find_sources(
     layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages, host: str
 ) -> dict[str, str]:
     """Map the layers of images from this registry to their repositories there."""
-    found: dict[str, str] = {}
-    for each in fetched.images:
-        registry, _, repository = each.repository.partition("/")
-        image = layout.read_named(each.name) if registry == host else None
+    sources: dict[str, str] = {}
+    for fetched_image in fetched.images:
+        registry, _, repository = fetched_image.repository.partition("/")
+        image = layout.read_named(fetched_image.name) if registry == host else None
         if image is not None:
             for blob in _list_blobs(build_layout.read_manifest(image), image.digest):
-                found.setdefault(blob.digest, repository)
-    return found
+                sources.setdefault(blob.digest, repository)
+    return sources
 
 
 def _list_blobs(manifest: decode.Fields, where: str) -> list[names.Descriptor]:
@@ -212,7 +211,8 @@ def _open_file(path: Path) -> BinaryIO:
 
 def _make_index(entries: Iterable[names.Descriptor]) -> bytes:
     manifests: list[decode.Json] = [
-        {"mediaType": each.media_type, "digest": each.digest, "size": each.size} for each in entries
+        {"mediaType": entry.media_type, "digest": entry.digest, "size": entry.size}
+        for entry in entries
     ]
     document = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": manifests}
     return json.dumps(document, separators=(",", ":")).encode()

@@ -78,16 +78,18 @@ def create_parser() -> argparse.ArgumentParser:
         build_result.BuildPhase.BUILD.value, help="run the Containerfile"
     )
     push_parser = phases.add_parser(build_result.BuildPhase.PUSH.value, help="push the image")
-    for each in (fetch_parser, build_parser, push_parser):
-        each.add_argument("--inputs", metavar="DIR", type=Path, required=True)
-        each.add_argument("--work", metavar="DIR", type=Path, required=True)
-        each.add_argument("--result", metavar="FILE", type=Path, required=True)
-        each.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
-        each.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
+    for phase_parser in (fetch_parser, build_parser, push_parser):
+        phase_parser.add_argument("--inputs", metavar="DIR", type=Path, required=True)
+        phase_parser.add_argument("--work", metavar="DIR", type=Path, required=True)
+        phase_parser.add_argument("--result", metavar="FILE", type=Path, required=True)
+        phase_parser.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
+        phase_parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     fetch_parser.add_argument("--pull-secret", metavar="FILE", type=Path, dest="secret")
     push_parser.add_argument("--push-secret", metavar="FILE", type=Path, dest="secret")
-    for each in (fetch_parser, push_parser):
-        each.add_argument("--ca", metavar="FILE", type=Path, help="CAs besides the system's")
+    for client_parser in (fetch_parser, push_parser):
+        client_parser.add_argument(
+            "--ca", metavar="FILE", type=Path, help="CAs besides the system's"
+        )
     build_parser.add_argument(
         "--mount",
         metavar="SOURCE:TARGET",
