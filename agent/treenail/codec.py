@@ -115,9 +115,9 @@ def encode_parts(document: object) -> Iterator[bytes]:
 def _list_parts(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         before = "{"
-        for name, each in value.items():
+        for name, inner in value.items():
             yield f"{before}{json.dumps(name)}: "
-            yield from _list_parts(each)
+            yield from _list_parts(inner)
             before = ", "
         yield "}" if value else "{}"
     elif isinstance(value, list) and value:
@@ -146,9 +146,9 @@ def decode(cls: type[T], document: object, *, version: int | None = None) -> T:
     Raises `CodecError` when a required key is missing, when a value has a wrong type, and when
     the document has another version.
     """
-    found = _expect(dict, document, "")
-    if version is not None and found.get("version") != version:
-        raise CodecError("version", f"expected {version}, found {found.get('version')!r:.80}")
+    fields = _expect(dict, document, "")
+    if version is not None and fields.get("version") != version:
+        raise CodecError("version", f"expected {version}, found {fields.get('version')!r:.80}")
     return cast("T", _decode(cls, document, "", _Options()))
 
 
@@ -162,17 +162,17 @@ def _encode(value: object) -> object:
         case None | str() | bool() | int() | float():
             return value
         case Mapping():
-            return {_encode_key(name): _encode(each) for name, each in value.items()}
+            return {_encode_key(name): _encode(inner) for name, inner in value.items()}
         case frozenset():
             return sorted(map(_encode_key, value))
         case tuple():
-            return [_encode(each) for each in value]
+            return [_encode(inner) for inner in value]
         case _:
             pass
     cls: type = type(value)
     if not is_dataclass(cls):
         raise TypeError(f"cannot encode {cls.__name__} as JSON")
-    return {each.key: _encode(getattr(value, each.name)) for each in _list_fields(cls)}
+    return {field.key: _encode(getattr(value, field.name)) for field in _list_fields(cls)}
 
 
 def _encode_key(value: object) -> str:
@@ -240,33 +240,33 @@ def _decode_items(
         kinds: Collection[object] = arguments
     else:
         kinds = [arguments[0]] * len(values)
-    found: list[object] = []
+    items: list[object] = []
     for index, (kind, value) in enumerate(zip(kinds, values, strict=True)):
         try:
             # A list may have thousands of texts.
             if kind is str and type(value) is str:
-                found.append(value)
+                items.append(value)
             else:
-                found.append(_decode(kind, value, f"{path}[{index}]", _Options()))
+                items.append(_decode(kind, value, f"{path}[{index}]", _Options()))
         except UnknownMemberError:
             if not options.can_skip:
                 raise
-    return found
+    return items
 
 
 def _decode_mapping(
     arguments: tuple[object, ...], document: Json, path: str, options: _Options
 ) -> dict[object, object]:
-    found: dict[object, object] = {}
+    mapping: dict[object, object] = {}
     for name, value in document.items():
         inner = f"{path}.{name}"
         try:
             decoded = _decode(arguments[0], name, inner, _Options())
-            found[decoded] = _decode(arguments[1], value, inner, _Options())
+            mapping[decoded] = _decode(arguments[1], value, inner, _Options())
         except UnknownMemberError:
             if not options.can_skip:
                 raise
-    return found
+    return mapping
 
 
 def _decode_union(kinds: tuple[object, ...], value: object, path: str, options: _Options) -> object:
@@ -290,17 +290,17 @@ def _choose_by_literal(kinds: tuple[object, ...], value: Json, path: str) -> tup
         return kinds
     tags = [_find_literals(cls) for cls in classes]
     for name in tags[0]:
-        if all(name in each for each in tags):
-            for cls, each in zip(classes, tags, strict=True):
-                if value.get(name) in each[name]:
+        if all(name in tag for tag in tags):
+            for cls, tag in zip(classes, tags, strict=True):
+                if value.get(name) in tag[name]:
                     return (cls,)
             raise UnknownMemberError(f"{path}.{name}" if path else name, "expected another value")
     raise TypeError(f"cannot tell {' and '.join(cls.__name__ for cls in classes)} apart")
 
 
 def _find_literals(cls: type) -> dict[str, tuple[object, ...]]:
-    found = ((field.key, field.resolve()) for field in _list_fields(cls))
-    return {name: get_args(kind) for name, kind in found if get_origin(kind) is Literal}
+    types = ((field.key, field.resolve()) for field in _list_fields(cls))
+    return {name: get_args(kind) for name, kind in types if get_origin(kind) is Literal}
 
 
 def _decode_member(kind: type[Enum], value: object, path: str) -> Enum:
@@ -315,8 +315,8 @@ def _expect(kind: type[T], value: object, path: str) -> T:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return cast("T", _read_float(value, path))
     if type(value) is not kind:
-        found = _JSON_NAMES.get(type(value), type(value).__name__)
-        raise CodecError(path, f"expected {_JSON_NAMES[kind]}, found {found}")
+        actual = _JSON_NAMES.get(type(value), type(value).__name__)
+        raise CodecError(path, f"expected {_JSON_NAMES[kind]}, found {actual}")
     return value
 
 
@@ -333,7 +333,7 @@ def _read_float(value: float, path: str) -> float:
 
 @cache
 def _list_fields(cls: type) -> tuple[_FieldCodec, ...]:
-    return tuple(_make_field_codec(cls, each) for each in fields(cls))
+    return tuple(_make_field_codec(cls, field) for field in fields(cls))
 
 
 def _make_field_codec(cls: type, field: Field[object]) -> _FieldCodec:

@@ -74,7 +74,7 @@ class LabelSelector:
             for key, value in sorted(_read_object(selector.get("matchLabels"), place).items())
         )
         expressions = _read_list(selector.get("matchExpressions"), f"{location}.matchExpressions")
-        return cls(equal + tuple(_parse_requirement(each, path) for path, each in expressions))
+        return cls(equal + tuple(_parse_requirement(entry, path) for path, entry in expressions))
 
     @property
     def is_empty(self) -> bool:
@@ -127,8 +127,8 @@ def _parse_requirement(document: object, location: str) -> LabelRequirement:
     if not key:
         raise ConfigError(f"{location}.key: expected a string, found nothing")
     values = tuple(
-        _read_text(each, path)
-        for path, each in _read_list(expression.get("values"), f"{location}.values")
+        _read_text(text, path)
+        for path, text in _read_list(expression.get("values"), f"{location}.values")
     )
     name = _read_text(expression.get("operator"), f"{location}.operator")
     if name not in list(SelectorOperator):
@@ -161,8 +161,8 @@ def _read_list(value: object, location: str) -> Iterator[tuple[str, object]]:
         return
     if not isinstance(value, list):
         raise ConfigError(f"{location}: expected a list, found {_describe_value(value)}")
-    for index, each in enumerate(value):
-        yield f"{location}[{index}]", each
+    for index, item in enumerate(value):
+        yield f"{location}[{index}]", item
 
 
 def _read_text(value: object, location: str) -> str:

@@ -157,7 +157,9 @@ class JournalHandler(logging.Handler):
 
 
 def _find_journal_handlers() -> list[JournalHandler]:
-    return [each for each in logging.getLogger().handlers if isinstance(each, JournalHandler)]
+    return [
+        handler for handler in logging.getLogger().handlers if isinstance(handler, JournalHandler)
+    ]
 
 
 def _build_fields(record: logging.LogRecord, message: str) -> list[tuple[str, str]]:

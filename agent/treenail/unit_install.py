@@ -86,12 +86,12 @@ def expand_specifiers(text: str, unit: str) -> str:
         "j": prefix.rpartition("-")[2],
     }
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in values:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
             raise UnitError(
-                f"cannot expand {text} of {unit}: only a running systemd knows %{found[1]}"
+                f"cannot expand {text} of {unit}: only a running systemd knows %{match[1]}"
             )
-        return values[found[1]]
+        return values[match[1]]
 
     return _SPECIFIER.sub(value, text)
 
@@ -115,11 +115,11 @@ def make_instance_name(unit: str, instance: str) -> str:
 
 def _is_listed_instance(unit: str, words: list[str]) -> bool:
     """Return whether a preset line lists the unit as an instance of its template."""
-    found = find_template_name(unit)
+    template = find_template_name(unit)
     return (
-        bool(found)
-        and found == words[0]
-        and unit in (make_instance_name(found, w) for w in words[1:])
+        bool(template)
+        and template == words[0]
+        and unit in (make_instance_name(template, w) for w in words[1:])
     )
 
 
