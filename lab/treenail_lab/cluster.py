@@ -198,8 +198,10 @@ class Lab:
 
     def read_annotations(self, node: str) -> dict[str, str]:
         """Return the Node's annotations."""
-        found = _read_object(_read_object(self.client.get(NODES, node), "metadata"), "annotations")
-        return {name: str(value) for name, value in found.items()}
+        annotations = _read_object(
+            _read_object(self.client.get(NODES, node), "metadata"), "annotations"
+        )
+        return {name: str(value) for name, value in annotations.items()}
 
     def read_live_status(self, node: str) -> Json:
         """Return the agent's status file; empty while there is none."""
@@ -327,8 +329,12 @@ class Lab:
 
     def build_pull_secret(self) -> str:
         """Return the pull secret of the cluster."""
-        found = build_pull_secret(self.plan.images)
-        return found if self.registry is None else merge_logins(found, self.registry.pull_login)
+        pull_secret = build_pull_secret(self.plan.images)
+        return (
+            pull_secret
+            if self.registry is None
+            else merge_logins(pull_secret, self.registry.pull_login)
+        )
 
     def _run_kubelets(self) -> None:
         """Report each Node's Ready condition as its kubelet does."""

@@ -296,7 +296,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
 
 def _run_install_demo(arguments: argparse.Namespace) -> int:
     others = (arguments.build, arguments.fail, arguments.image, arguments.file)
-    if any(each is not None for each in others):
+    if any(option is not None for option in others):
         raise UsageError(
             "cannot use --install with --build, --fail, --image or -f",
             remedy="leave one of them out",
@@ -449,15 +449,15 @@ def _read_machine_config(file: str | None) -> Json:
     if file is None:
         return pool.build_config("change", {"kernelArguments": ["audit=1"]})
     try:
-        found = documents.load_documents(Path(file).read_bytes(), where=file)
+        parsed = documents.load_documents(Path(file).read_bytes(), where=file)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
-    if len(found) != 1:
+    if len(parsed) != 1:
         raise ConfigError(
-            f"cannot use {file}: it has {len(found)} documents",
+            f"cannot use {file}: it has {len(parsed)} documents",
             remedy="keep one MachineConfig in the file",
         )
-    return MachineConfig.from_json(found[0]).to_json()
+    return MachineConfig.from_json(parsed[0]).to_json()
 
 
 def _print_access(lab: Lab) -> None:

@@ -118,14 +118,14 @@ def push_base_image(client: RegistryClient, repository: str, tag: str, image: Ba
 def _collect_files() -> Iterator[tuple[str, Path]]:
     """Yield the path in the image and the file of each program and its libraries."""
     for name in _PROGRAMS:
-        found = shutil.which(name, path="/usr/bin:/bin")
-        if found is None:
+        program = shutil.which(name, path="/usr/bin:/bin")
+        if program is None:
             if name == "sh":
                 raise HostError("cannot make an OS image: this host has no /bin/sh")
             continue
-        yield f"usr/bin/{name}", Path(found).resolve()
+        yield f"usr/bin/{name}", Path(program).resolve()
         done = subprocess.run(
-            ["ldd", found], capture_output=True, check=False, text=True, timeout=10.0
+            ["ldd", program], capture_output=True, check=False, text=True, timeout=10.0
         )
         for library in _LIBRARY.findall(done.stdout):
             path = Path(library)
@@ -257,7 +257,7 @@ class BuilderNode:
         self.name = name
         self._directory = directory
         self._admin = admin
-        self._registry_ports = [int(each.rpartition(":")[2]) for each in registry_hosts]
+        self._registry_ports = [int(host.rpartition(":")[2]) for host in registry_hosts]
         # Logins of the API server and of the registry.
         self._hidden = (directory, *hidden)
         self._kubelet: Kubelet | None = None

@@ -273,8 +273,8 @@ def load_catalogue(path: Path) -> ImageCatalogue:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ImageCatalogue()
-    found = tuple(_parse_image(entry) for entry in document["images"])
-    return ImageCatalogue(found, tuple(document["registries"]))
+    images = tuple(_parse_image(entry) for entry in document["images"])
+    return ImageCatalogue(images, tuple(document["registries"]))
 
 
 def save_catalogue(catalogue: ImageCatalogue, path: Path) -> None:

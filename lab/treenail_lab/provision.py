@@ -66,7 +66,9 @@ class ConfigServer:
         # The lab runs no pods of a DaemonSet.
         options = InstallOptions(controllers=("approve",))
         self._lab.create_objects(
-            each for each in build_server_documents(options) if each["kind"] != "DaemonSet"
+            document
+            for document in build_server_documents(options)
+            if document["kind"] != "DaemonSet"
         )
         self._lab.create_objects(build_approval_access(options))
         kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
@@ -125,9 +127,9 @@ class ConfigServer:
     def _wait_for_port(self, process: "subprocess.Popen[bytes]") -> int:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
-            found = _ADDRESS.search(self.log.read_text("utf-8", "replace"))
-            if found is not None:
-                return int(found[1])
+            match = _ADDRESS.search(self.log.read_text("utf-8", "replace"))
+            if match is not None:
+                return int(match[1])
             time.sleep(_POLL_S)
         raise HostError(f"cannot start the config server: see {self.log}")
 

@@ -142,7 +142,8 @@ class Workload:
 def _is_schedulable(node: Json) -> bool:
     conditions = _read_object(node, "status").get("conditions")
     ready = isinstance(conditions, list) and any(
-        each.get("type") == "Ready" and each.get("status") == "True" for each in conditions
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in conditions
     )
     # Nodes for builds run no application: their pods are real processes.
     is_builder = BUILDER_LABEL in _read_object(_read_object(node, "metadata"), "labels")

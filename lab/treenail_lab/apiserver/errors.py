@@ -59,8 +59,8 @@ def group_resource(group: str, plural: str) -> str:
 
 def build_details(group: str, kind: str, name: str) -> Json:
     """Return ``status.details`` without empty keys."""
-    found = {"name": name, "group": group, "kind": kind}
-    return {key: value for key, value in found.items() if value}
+    details = {"name": name, "group": group, "kind": kind}
+    return {key: value for key, value in details.items() if value}
 
 
 def not_found_error(group: str, plural: str, name: str) -> ApiError:
@@ -92,9 +92,9 @@ def invalid_error(group: str, kind: str, name: str, causes: list[StatusCause]) -
     """Return 422 with one cause for each field; ``kind`` is in CamelCase, as in kube-apiserver."""
     texts = [str(cause) for cause in causes]
     joined = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    found = build_details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
+    details = build_details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
     message = f'{group_resource(group, kind)} "{name}" is invalid: {joined}'
-    return ApiError(422, "Invalid", message, found)
+    return ApiError(422, "Invalid", message, details)
 
 
 def untyped_patch_error(api_version: str, kind: str, name: str, paths: list[str]) -> ApiError:
@@ -102,8 +102,8 @@ def untyped_patch_error(api_version: str, kind: str, name: str, paths: list[str]
 
     ``name`` is NAMESPACE/NAME.
     """
-    found = [f".{path}: field not declared in schema" for path in paths]
-    errors = found[0] if len(found) == 1 else "errors:\n  " + "\n  ".join(found)
+    problems = [f".{path}: field not declared in schema" for path in paths]
+    errors = problems[0] if len(problems) == 1 else "errors:\n  " + "\n  ".join(problems)
     what = f"({name}; {api_version}, Kind={kind})"
     return ApiError(500, "", f"failed to create typed patch object {what}: {errors}")
 
@@ -152,8 +152,8 @@ def unsupported_media_type_error(accepted: list[str]) -> ApiError:
 def too_many_requests_error(
     message: str, retry_after_s: int, causes: list[StatusCause]
 ) -> ApiError:
-    found = {"causes": [cause.to_json() for cause in causes]} if causes else {}
-    return ApiError(429, "TooManyRequests", message, found, retry_after_s)
+    details = {"causes": [cause.to_json() for cause in causes]} if causes else {}
+    return ApiError(429, "TooManyRequests", message, details, retry_after_s)
 
 
 def too_large_version_error(requested: int, current: int) -> ApiError:

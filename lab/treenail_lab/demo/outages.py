@@ -108,6 +108,6 @@ def _format_blockers(text: str) -> str:
         return ""
     fields = Fields.from_json({"blocked": load_json(text, where=key.DRAIN_BLOCKED)}, "")
     return "; ".join(
-        f"{each.get_text('pod')}: {each.get_text('message')}"
-        for each in fields.iter_objects("blocked")
+        f"{blocker.get_text('pod')}: {blocker.get_text('message')}"
+        for blocker in fields.iter_objects("blocked")
     )

@@ -145,9 +145,9 @@ def apply_policy(lab: Lab, spec: Json) -> None:
 
 def build_config(name: str, spec: Json | None = None) -> Json:
     """Return a MachineConfig of the pool."""
-    found = build_rendered_config(name, spec)
-    found["metadata"] = {"name": name, "labels": {ROLE_LABEL: POOL}}
-    return found
+    config = build_rendered_config(name, spec)
+    config["metadata"] = {"name": name, "labels": {ROLE_LABEL: POOL}}
+    return config
 
 
 def apply_pool(lab: Lab, wanted: Json) -> None:
@@ -181,13 +181,15 @@ def pause_pool(lab: Lab) -> None:
 def add_config(lab: Lab, wanted: Json) -> None:
     """Add the spec of a MachineConfig to the pool."""
     spec = wanted.get("spec")
-    found = build_config(f"50-{POOL}-change", spec if isinstance(spec, dict) else None)
-    lab.client.create(MACHINECONFIGS, found)
+    config = build_config(f"50-{POOL}-change", spec if isinstance(spec, dict) else None)
+    lab.client.create(MACHINECONFIGS, config)
 
 
-def find_halt_message(found: MachineConfigPool) -> str:
+def find_halt_message(pool: MachineConfigPool) -> str:
     """Return why the rollout continues only after a user has acted; empty while it does."""
-    degraded = next((each for each in found.conditions if each.type == "Degraded"), None)
+    degraded = next(
+        (condition for condition in pool.conditions if condition.type == "Degraded"), None
+    )
     if degraded is None or degraded.status != "True" or degraded.reason == "NodeDegraded":
         return ""
     return f"{degraded.reason}: {degraded.message}"

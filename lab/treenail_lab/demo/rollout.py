@@ -217,10 +217,10 @@ class RolloutDemo:
             time.sleep(_POLL_S)
 
     def _is_pool_updated(self) -> bool:
-        found = self._fetch_pool()
-        is_observed = found.status.get("observedGeneration") == found.metadata.generation
-        statuses = {each.type: each.status for each in found.conditions}
-        has_all_nodes = found.status.get("machineCount") == len(self._lab.machines)
+        pool = self._fetch_pool()
+        is_observed = pool.status.get("observedGeneration") == pool.metadata.generation
+        statuses = {condition.type: condition.status for condition in pool.conditions}
+        has_all_nodes = pool.status.get("machineCount") == len(self._lab.machines)
         return is_observed and has_all_nodes and statuses.get("Updated") == "True"
 
     def _is_over(self) -> bool:
@@ -257,9 +257,9 @@ class RolloutDemo:
         if self._build is None or self._image:
             return None
         with suppress(ClusterError):
-            found = self._build.read_state()
-            self._image = found.pull_spec
-            return found.failure or None
+            build_state = self._build.read_state()
+            self._image = build_state.pull_spec
+            return build_state.failure or None
         return None
 
     def _observe(self) -> None:

@@ -103,7 +103,7 @@ def _open_install_directory(chosen: Path | None, place: Path) -> Iterator[Path]:
         return
     chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = {find_containerfile(pool) for pool in CONTAINERFILES}
-    if others := sorted(each.name for each in chosen.iterdir() if each.name not in known):
+    if others := sorted(path.name for path in chosen.iterdir() if path.name not in known):
         raise UsageError(
             f"cannot install in {chosen}: it has {others[0]}",
             remedy="name a new directory, or one with Containerfiles only",
@@ -139,12 +139,12 @@ def show_installation(run: InstallRun, lab: InstallLab, root: Path, stream: Text
 def build_result(run: InstallRun, lab: InstallLab, installed: str) -> Json:
     """Return the document of the result, with each broken promise as a problem."""
     nodes = run.list_nodes()
-    problems = [f"{each.name} booted {each.boots} times" for each in nodes if each.boots != 2]
-    problems += [f"{each.name} was updated after its first boot" for each in nodes if each.updates]
+    problems = [f"{node.name} booted {node.boots} times" for node in nodes if node.boots != 2]
+    problems += [f"{node.name} was updated after its first boot" for node in nodes if node.updates]
     problems += [
-        f"{each.name} does not run the image of the installation"
-        for each in nodes
-        if each.name in lab.plan.control_plane and each.image != installed
+        f"{node.name} does not run the image of the installation"
+        for node in nodes
+        if node.name in lab.plan.control_plane and node.image != installed
     ]
     after, builds = run.list_rendered(), run.list_builds()
     if other := set(after) ^ set(run.list_installed_configs()):
@@ -153,7 +153,7 @@ def build_result(run: InstallRun, lab: InstallLab, installed: str) -> Json:
     if len(builds) > 2 or len(builds) < pools:
         problems.append(f"expected one build for each pool, found {', '.join(builds)}")
     return {
-        "nodes": [each.to_json() for each in nodes],
+        "nodes": [node.to_json() for node in nodes],
         "installed": installed,
         "rendered": list(after),
         "builds": list(builds),
@@ -179,12 +179,12 @@ def _print_field(text: str, stream: TextIO) -> None:
 
 def _print_result(document: Json, stream: TextIO) -> None:
     nodes = document["nodes"]
-    for each in nodes if isinstance(nodes, list) else []:
-        digest = str(each["image"]).removeprefix("sha256:")[:_DIGEST_DIGITS]
-        print(f"{each['name']:<10} booted {each['boots']} times, runs {digest}", file=stream)
+    for node in nodes if isinstance(nodes, list) else []:
+        digest = str(node["image"]).removeprefix("sha256:")[:_DIGEST_DIGITS]
+        print(f"{node['name']:<10} booted {node['boots']} times, runs {digest}", file=stream)
     problems = document["problems"]
-    found = [f"problem: {each}" for each in problems] if isinstance(problems, list) else []
-    if not found:
+    lines = [f"problem: {problem}" for problem in problems] if isinstance(problems, list) else []
+    if not lines:
         done = f"installed in {document['seconds']:.0f} s; the image of pool {MASTER} was built "
-        found = [done + "on the bootstrap host, and the nodes know that host no longer"]
-    _print_lines(found, stream)
+        lines = [done + "on the bootstrap host, and the nodes know that host no longer"]
+    _print_lines(lines, stream)

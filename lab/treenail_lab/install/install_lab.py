@@ -277,9 +277,9 @@ def build_controller_config(lab: InstallLab) -> Json:
 
 
 def _label(name: str, pool: str, spec: Json) -> Json:
-    found = build_rendered_config(name, spec)
-    found["metadata"] = {"name": name, "labels": {_ROLE: pool}}
-    return found
+    config = build_rendered_config(name, spec)
+    config["metadata"] = {"name": name, "labels": {_ROLE: pool}}
+    return config
 
 
 def _write_manifest(manifests: Path, document: Json) -> None:

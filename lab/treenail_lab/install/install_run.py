@@ -263,12 +263,12 @@ class InstallRun:
 
     def _apply_manifests(self) -> None:
         """Create the objects of the manifests, as the installer does on the bootstrap host."""
-        found: list[Json] = []
+        objects: list[Json] = []
         for path in sorted(self.host.directory.manifests.glob("*.yaml")):
-            found += documents.load_documents(path.read_bytes(), where=path.name)
-        found.sort(key=lambda each: each["kind"] not in _APPLIED_FIRST)
-        found.sort(key=lambda each: each["kind"] != "Namespace")
-        self.lab.create_objects(found)
+            objects += documents.load_documents(path.read_bytes(), where=path.name)
+        objects.sort(key=lambda manifest: manifest["kind"] not in _APPLIED_FIRST)
+        objects.sort(key=lambda manifest: manifest["kind"] != "Namespace")
+        self.lab.create_objects(objects)
 
     def join_workers(self) -> None:
         """Start the cluster's config server, and boot the workers with its user data."""
@@ -306,7 +306,7 @@ class InstallRun:
         """Wait until the bootstrap host has ended and no node knows it."""
         self._wait_until(lambda: self.host.find_exit_code() == 0, "the end of install bootstrap")
         self._wait_until(
-            lambda: not any(each.has_bootstrap_registry for each in self.list_nodes()),
+            lambda: not any(node.has_bootstrap_registry for node in self.list_nodes()),
             "the removal of the bootstrap registry from the nodes",
         )
         self._wait_until(self._are_pools_updated, "the rollouts")
@@ -335,7 +335,7 @@ class InstallRun:
     def _show_activity(self) -> None:
         """Print what the bootstrap host does, as long as there is no table."""
         status = self.host.read_status()
-        title, activity = (str(status.get(each) or "") for each in ("title", "activity"))
+        title, activity = (str(status.get(name) or "") for name in ("title", "activity"))
         if self._watch is None and (title, activity) != self._activity:
             lines = format_activity(title, activity, is_new=title != self._activity[0])
             self._activity = title, activity
@@ -351,13 +351,13 @@ class InstallRun:
     def list_rendered(self) -> tuple[str, ...]:
         """Return the names of the rendered configs of all pools, of all times."""
         items = self.lab.client.list(MACHINECONFIGS).items
-        names = (_read_name(each) for each in items)
-        return tuple(sorted(each for each in names if each.startswith("rendered-")))
+        names = (_read_name(config) for config in items)
+        return tuple(sorted(name for name in names if name.startswith("rendered-")))
 
     def list_installed_configs(self) -> tuple[str, ...]:
         """Return the names of the rendered configs that the bootstrap host wrote."""
-        found = self.host.directory.machine_configs.glob("rendered-*.yaml")
-        return tuple(sorted(each.stem for each in found))
+        paths = self.host.directory.machine_configs.glob("rendered-*.yaml")
+        return tuple(sorted(path.stem for path in paths))
 
     def list_builds(self) -> tuple[str, ...]:
         """Return the names of all MachineOSBuilds."""
@@ -366,8 +366,8 @@ class InstallRun:
     def find_installed_digest(self) -> str:
         """Return the digest of the control plane's image, from the status of the installation."""
         pools = self.host.read_status().get("pools")
-        found = pools.get(MASTER) if isinstance(pools, dict) else None
-        return str(found.get("image", "")).rpartition("@")[2] if isinstance(found, dict) else ""
+        pool = pools.get(MASTER) if isinstance(pools, dict) else None
+        return str(pool.get("image", "")).rpartition("@")[2] if isinstance(pool, dict) else ""
 
     def _observe(self, name: str) -> InstalledNode:
         machine = self.lab.machines[name]
@@ -381,7 +381,7 @@ class InstallRun:
             notes.get(key.CURRENT_OS_IMAGE, ""),
             notes.get(key.STATE, ""),
             is_ready,
-            any((machine.root / each[1:]).exists() for each in files),
+            any((machine.root / file[1:]).exists() for file in files),
             count_updates(machine.root),
         )
 
@@ -393,20 +393,20 @@ class InstallRun:
             notes = metadata.get("annotations") if isinstance(metadata, dict) else None
             conditions = status.get("conditions") if isinstance(status, dict) else None
             is_ready = any(
-                (each.get("type"), each.get("status")) == ("Ready", "True")
-                for each in conditions or []
+                (condition.get("type"), condition.get("status")) == ("Ready", "True")
+                for condition in conditions or []
             )
             return dict(notes or {}), is_ready
         return {}, False
 
     def _are_done(self, names: set[str] | frozenset[str]) -> bool:
-        found = [self._observe(name) for name in names if name in self.lab.machines]
-        return len(found) == len(names) and all(
-            each.is_ready
-            and each.state == "Done"
-            and bool(each.image)
-            and each.reported_image.endswith(each.image)
-            for each in found
+        observations = [self._observe(name) for name in names if name in self.lab.machines]
+        return len(observations) == len(names) and all(
+            observation.is_ready
+            and observation.state == "Done"
+            and bool(observation.image)
+            and observation.reported_image.endswith(observation.image)
+            for observation in observations
         )
 
     def _are_pools_updated(self) -> bool:
@@ -418,8 +418,8 @@ class InstallRun:
             WORKER: len(self.lab.plan.nodes) - len(self.lab.plan.control_plane),
         }
         for pool, count in counts.items():
-            found = MachineConfigPool.from_json(self.lab.client.get(MACHINECONFIGPOOLS, pool))
-            yield found.status.get("updatedMachineCount") == count
+            current = MachineConfigPool.from_json(self.lab.client.get(MACHINECONFIGPOOLS, pool))
+            yield current.status.get("updatedMachineCount") == count
 
     # Machines
 

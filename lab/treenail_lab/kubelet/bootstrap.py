@@ -90,18 +90,20 @@ class KubeletBootstrap:
         client, key = self._bootstrap_client, self._load_key()
         name = f"node-csr-{_compute_key_digest(key)}"
         try:
-            found = client.get(CERTIFICATESIGNINGREQUESTS, name)
+            request = client.get(CERTIFICATESIGNINGREQUESTS, name)
         except NotFoundError:
             log.info("requesting a certificate for node %s", self.node)
-            found = client.create(
+            request = client.create(
                 CERTIFICATESIGNINGREQUESTS, _build_request(name, _build_pkcs10(self.node, key))
             )
-        types = {each["type"] for each in find_value(found, "status", "conditions") or []}
+        types = {
+            condition["type"] for condition in find_value(request, "status", "conditions") or []
+        }
         if types & {"Denied", "Failed"}:
             # A kubelet makes a new key then.
             (self._root / _PENDING_KEY).unlink()
             raise ClusterError(f"request {name} of node {self.node} was refused")
-        return base64.b64decode(find_value(found, "status", "certificate") or "")
+        return base64.b64decode(find_value(request, "status", "certificate") or "")
 
     def _load_key(self) -> ec.EllipticCurvePrivateKey:
         """Return the key of the pending request; it survives a restart."""

@@ -36,8 +36,8 @@ class Kubelet:
         """Report the Node ready, and run its pods."""
         runtime.remove_leftovers()
         self._places.directory.mkdir(parents=True, exist_ok=True)
-        for each in self._places.forwards:
-            each.start()
+        for forward in self._places.forwards:
+            forward.start()
         self._report_ready()
         self._thread.start()
 
@@ -48,8 +48,8 @@ class Kubelet:
             self._thread.join(_STOP_TIMEOUT_S)
         for worker in self._workers.values():
             worker.stop()
-        for each in self._places.forwards:
-            each.stop()
+        for forward in self._places.forwards:
+            forward.stop()
 
     def kill_container(self, pod_uid: str, container: str) -> bool:
         """Kill a container with SIGKILL; return whether it ran."""
@@ -70,8 +70,8 @@ class Kubelet:
     def _sync(self) -> None:
         selector = {"fieldSelector": f"spec.nodeName={self.node}"}
         pods: tuple[Json, ...] = self._client.list(PODS, params=selector).items
-        found = {read_uid(pod): pod for pod in pods}
-        for uid, pod in found.items():
+        pods_by_uid = {read_uid(pod): pod for pod in pods}
+        for uid, pod in pods_by_uid.items():
             worker = self._workers.get(uid)
             has_ended = find_value(pod, "status", "phase") in {"Succeeded", "Failed"}
             if worker is None and not has_ended:
@@ -83,11 +83,13 @@ class Kubelet:
                 worker.start()
             elif worker is not None and is_deleting(pod):
                 worker.terminate(float(pod["metadata"].get("deletionGracePeriodSeconds") or 0))
-        for uid in self._workers.keys() - found.keys():
+        for uid in self._workers.keys() - pods_by_uid.keys():
             # Deleted without waiting for this kubelet.
             self._workers[uid].terminate(0.0)
         self._workers = {
-            uid: worker for uid, worker in self._workers.items() if uid in found or worker.is_alive
+            uid: worker
+            for uid, worker in self._workers.items()
+            if uid in pods_by_uid or worker.is_alive
         }
 
     def _report_ready(self) -> None:

@@ -95,12 +95,12 @@ def plan_pod(pod: Json) -> PodPlan:
     if problems := list(_find_problems(spec)):
         raise ConfigError(f"cannot run pod {pod['metadata']['name']}: {'; '.join(problems)}")
     context = spec.get("securityContext") or {}
-    limits = [_read_limit(each, "ephemeral-storage") for each in spec["containers"]]
+    limits = [_read_limit(container, "ephemeral-storage") for container in spec["containers"]]
     return PodPlan(
         init_containers=tuple(
-            _plan_container(each, context) for each in spec.get("initContainers") or []
+            _plan_container(container, context) for container in spec.get("initContainers") or []
         ),
-        containers=tuple(_plan_container(each, context) for each in spec["containers"]),
+        containers=tuple(_plan_container(container, context) for container in spec["containers"]),
         volumes=tuple(spec.get("volumes") or []),
         fs_group=context.get("fsGroup"),
         storage_limit=sum(limits) if all(limits) else 0,
@@ -134,9 +134,9 @@ def _find_container_problems(container: Json) -> Iterator[str]:
     if not container.get("command"):
         yield f"container {name} has no command, and images of the lab have none"
     for change in ("add", "drop"):
-        for each in find_value(container, "securityContext", "capabilities", change) or []:
-            if each.removeprefix("CAP_") not in {*CAPABILITIES, "ALL"}:
-                yield f"container {name} names the unknown capability {each}"
+        for capability in find_value(container, "securityContext", "capabilities", change) or []:
+            if capability.removeprefix("CAP_") not in {*CAPABILITIES, "ALL"}:
+                yield f"container {name} names the unknown capability {capability}"
 
 
 def _plan_container(container: Json, pod_context: Json) -> Container:
@@ -148,7 +148,7 @@ def _plan_container(container: Json, pod_context: Json) -> Container:
         directory=container.get("workingDir") or "/",
         variables=tuple(container.get("env") or []),
         sources=tuple(container.get("envFrom") or []),
-        mounts=tuple(_read_mount(each) for each in container.get("volumeMounts") or []),
+        mounts=tuple(_read_mount(mount) for mount in container.get("volumeMounts") or []),
         security=_read_security(container, pod_context),
         memory_limit=_read_limit(container, "memory"),
         termination_path=container.get("terminationMessagePath") or "/dev/termination-log",
@@ -191,7 +191,8 @@ def _read_capabilities(context: Json) -> frozenset[str] | None:
         return None
     changes = context.get("capabilities") or {}
     added, dropped = (
-        {each.removeprefix("CAP_") for each in changes.get(key) or []} for key in ("add", "drop")
+        {capability.removeprefix("CAP_") for capability in changes.get(key) or []}
+        for key in ("add", "drop")
     )
     if "ALL" in added:
         return frozenset(CAPABILITIES) - (dropped - {"ALL"})
@@ -219,17 +220,17 @@ def resolve_variables(
 
     ``read`` returns the value of a ``valueFrom``; None if it is optional and missing.
     """
-    found = dict(known)
+    resolved = dict(known)
     for variable in variables:
         name = variable["name"]
         if source := variable.get("valueFrom"):
             value = read(source)
             if value is None:
                 continue
-            found[name] = value
+            resolved[name] = value
         else:
-            found[name] = expand_references(variable.get("value") or "", found)
-    return found
+            resolved[name] = expand_references(variable.get("value") or "", resolved)
+    return resolved
 
 
 def expand_references(text: str, variables: Mapping[str, str]) -> str:

@@ -42,22 +42,25 @@ def build_status(
     outcome: PodOutcome | None = None,
 ) -> Json:
     """Return the status of a pod; ``outcome`` ends it as failed."""
-    initial = [records[each.name] for each in init_containers]
-    main = [records[each.name] for each in containers]
-    is_initialized = all(each.end is not None and each.end.code == 0 for each in initial)
+    initial = [records[container.name] for container in init_containers]
+    main = [records[container.name] for container in containers]
+    is_initialized = all(record.end is not None and record.end.code == 0 for record in initial)
     phase = _find_phase(initial, main)
     if outcome is not None and outcome.reason:
         phase = "Failed"
-    is_ready = is_initialized and all(each.is_running for each in main) and phase == "Running"
+    is_ready = is_initialized and all(record.is_running for record in main) and phase == "Running"
     status: Json = {
         "phase": phase,
         "startTime": find_value(pod, "status", "startTime") or format_rfc3339(now),
         "initContainerStatuses": [
-            _build_container(each, records[each.name], _WAITING[0]) for each in init_containers
+            _build_container(container, records[container.name], _WAITING[0])
+            for container in init_containers
         ],
         "containerStatuses": [
-            _build_container(each, records[each.name], _WAITING[0 if not is_initialized else 1])
-            for each in containers
+            _build_container(
+                container, records[container.name], _WAITING[0 if not is_initialized else 1]
+            )
+            for container in containers
         ],
     }
     wanted = {
@@ -87,12 +90,12 @@ def build_status(
 
 
 def _find_phase(initial: Iterable[ContainerRecord], main: Sequence[ContainerRecord]) -> str:
-    if any(each.end is not None and each.end.code != 0 for each in initial):
+    if any(record.end is not None and record.end.code != 0 for record in initial):
         return "Failed"
-    if all(each.end is not None for each in main):
-        is_failed = any(each.end is not None and each.end.code != 0 for each in main)
+    if all(record.end is not None for record in main):
+        is_failed = any(record.end is not None and record.end.code != 0 for record in main)
         return "Failed" if is_failed else "Succeeded"
-    return "Running" if any(each.began is not None for each in main) else "Pending"
+    return "Running" if any(record.began is not None for record in main) else "Pending"
 
 
 def set_condition(
@@ -107,15 +110,15 @@ def set_condition(
     """Return the conditions with this one; its time changes with its status only."""
     status = "True" if is_true else "False"
     moment = format_rfc3339(now)
-    for each in conditions:
-        if each.get("type") == kind and each.get("status") == status:
-            moment = each.get("lastTransitionTime", moment)
-    found: Json = {"type": kind, "status": status, "lastTransitionTime": moment}
+    for condition in conditions:
+        if condition.get("type") == kind and condition.get("status") == status:
+            moment = condition.get("lastTransitionTime", moment)
+    changed: Json = {"type": kind, "status": status, "lastTransitionTime": moment}
     if reason:
-        found["reason"] = reason
+        changed["reason"] = reason
     if message:
-        found["message"] = message
-    return [each for each in conditions if each.get("type") != kind] + [found]
+        changed["message"] = message
+    return [condition for condition in conditions if condition.get("type") != kind] + [changed]
 
 
 def _build_container(container: Container, record: ContainerRecord, waiting: str) -> Json:

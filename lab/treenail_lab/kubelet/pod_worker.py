@@ -120,8 +120,8 @@ class PodWorker:
         sandbox = Sandbox(self._name, self._places.forwards)
         try:
             plan = self._plan = plan_pod(self._pod)
-            for each in (*plan.init_containers, *plan.containers):
-                self._records[each.name] = ContainerRecord()
+            for container in (*plan.init_containers, *plan.containers):
+                self._records[container.name] = ContainerRecord()
             volumes = self._write_volumes(plan)
             if self._can_continue():
                 sandbox.start()
@@ -175,7 +175,7 @@ class PodWorker:
     def _can_continue(self) -> bool:
         if self._is_stopped or self._grace_s is not None or self._outcome is not None:
             return False
-        ends = [each.end for each in self._records.values()]
+        ends = [record.end for record in self._records.values()]
         return all(end is None or end.code == 0 for end in ends)
 
     def _prepare(self, container: Container, volumes: Mapping[str, Path]) -> ContainerProcess:
@@ -279,7 +279,7 @@ class PodWorker:
         # A deleted pod whose containers never started has failed, too.
         outcome = self._outcome
         if outcome is None and self._grace_s is not None and not self._is_running():
-            has_ended = all(each.end is not None for each in self._records.values())
+            has_ended = all(record.end is not None for record in self._records.values())
             outcome = None if has_ended else PodOutcome("Terminated", "The pod was deleted.")
         plan = self._plan
         return build_status(
@@ -287,7 +287,7 @@ class PodWorker:
         )
 
     def _is_running(self) -> bool:
-        return any(each.is_running for each in self._records.values())
+        return any(record.is_running for record in self._records.values())
 
     def _write_status(self, status: Json) -> None:
         namespace = self._pod["metadata"]["namespace"]
@@ -296,14 +296,14 @@ class PodWorker:
         if read_uid(current) != read_uid(self._pod):
             raise NotFoundError(f"cannot report pod {self._name}: another one has its name")
         conditions = (current.get("status") or {}).get("conditions") or []
-        for each in status.get("conditions") or []:
+        for condition in status.get("conditions") or []:
             conditions = set_condition(
                 conditions,
-                each["type"],
-                is_true=each["status"] == "True",
-                reason=each.get("reason", ""),
+                condition["type"],
+                is_true=condition["status"] == "True",
+                reason=condition.get("reason", ""),
                 now=self._clock.now(),
-                message=each.get("message", ""),
+                message=condition.get("message", ""),
             )
         body: Json = {"status": status | {"conditions": conditions}}
         self._pod = self._client.patch(

@@ -198,7 +198,9 @@ class Sandbox:
         return self._process.pid
 
     def start(self) -> None:
-        words = [word for each in self._forwards for word in (str(each.port), str(each.path))]
+        words = [
+            word for forward in self._forwards for word in (str(forward.port), str(forward.path))
+        ]
         process = subprocess.Popen(
             [*PYTHON_MODULE, sandbox_process.__name__, self._hostname, *words],
             stdin=subprocess.PIPE,
@@ -328,11 +330,11 @@ class ContainerProcess:
         kept = security.capabilities
         mounts = [
             {
-                "source": str(self._volumes[each.volume] / each.sub_path),
-                "target": each.target,
-                "is_read_only": each.is_read_only,
+                "source": str(self._volumes[mount.volume] / mount.sub_path),
+                "target": mount.target,
+                "is_read_only": mount.is_read_only,
             }
-            for each in self._container.mounts
+            for mount in self._container.mounts
         ]
         message = {
             "source": str(self._place.message),
@@ -348,7 +350,7 @@ class ContainerProcess:
             "shared": list_shared_directories(),
             "files": dict(self._files),
             # A mount below another one comes after it.
-            "mounts": sorted([*mounts, message], key=lambda each: str(each["target"])),
+            "mounts": sorted([*mounts, message], key=lambda mount: str(mount["target"])),
             "command": list(self._container.command),
             "environment": dict(self._environment),
             "directory": self._container.directory,
@@ -392,12 +394,14 @@ def build_image_environment(hostname: str) -> dict[str, str]:
 
 def list_shared_directories() -> list[str]:
     """Return the directories of this Python that the image shares with the host."""
-    found = [sys.prefix, sys.base_prefix, *build_python_path().split(os.pathsep)]
-    paths = {str(Path(each).resolve()) for each in found if Path(each).is_dir()}
+    directories = [sys.prefix, sys.base_prefix, *build_python_path().split(os.pathsep)]
+    paths = {
+        str(Path(directory).resolve()) for directory in directories if Path(directory).is_dir()
+    }
     # The overlay has what is below /usr; the others may be in a hidden directory.
     needed = sorted(path for path in paths if not f"{path}/".startswith("/usr/"))
     kept: list[str] = []
     for path in needed:
-        if not any(path.startswith(f"{each}/") for each in kept) and path != "/":
+        if not any(path.startswith(f"{parent}/") for parent in kept) and path != "/":
             kept.append(path)
     return kept

@@ -63,13 +63,13 @@ class VolumeReader:
 
     def read_source(self, source: Json) -> Mapping[str, str]:
         """Return the variables of one element of ``envFrom``."""
-        found = {}
+        variables = {}
         for key, is_secret in (("secretRef", True), ("configMapRef", False)):
             if reference := source.get(key):
                 data = self._read_object(reference["name"], reference, is_secret=is_secret)
                 for name, value in data.items():
-                    found[source.get("prefix", "") + name] = value.decode("utf-8", "replace")
-        return found
+                    variables[source.get("prefix", "") + name] = value.decode("utf-8", "replace")
+        return variables
 
     def _read_files(self, volume: Json, pod: Json) -> Files:
         if source := volume.get("configMap"):
@@ -81,13 +81,13 @@ class VolumeReader:
         projected = volume["projected"]
         mode = {"defaultMode": projected["defaultMode"]} if "defaultMode" in projected else {}
         files: Files = {}
-        for each in projected.get("sources") or []:
+        for projection in projected.get("sources") or []:
             for key, is_secret in (("secret", True), ("configMap", False)):
-                if source := each.get(key):
+                if source := projection.get(key):
                     files |= self._select_files(source["name"], mode | source, is_secret=is_secret)
-            if source := each.get("downwardAPI"):
+            if source := projection.get("downwardAPI"):
                 files |= _read_downward(mode | source, pod)
-            if "serviceAccountToken" in each:
+            if "serviceAccountToken" in projection:
                 raise ConfigError("cannot mount a service account token: not emulated")
         return files
 
@@ -108,15 +108,15 @@ class VolumeReader:
     def _read_object(self, name: str, source: Json, *, is_secret: bool) -> dict[str, bytes]:
         resource = SECRETS if is_secret else CONFIGMAPS
         try:
-            found: Json = self._client.get(resource, name, namespace=self._namespace)
+            document: Json = self._client.get(resource, name, namespace=self._namespace)
         except NotFoundError as error:
             if source.get("optional"):
                 return {}
             raise MissingObjectError(f'{resource.kind.lower()} "{name}" not found') from error
-        data = found.get("data") or {}
+        data = document.get("data") or {}
         if is_secret:
             return {key: base64.b64decode(text) for key, text in data.items()}
-        binary = found.get("binaryData") or {}
+        binary = document.get("binaryData") or {}
         texts = {key: text.encode() for key, text in data.items()}
         return texts | {key: base64.b64decode(text) for key, text in binary.items()}
 

@@ -19,7 +19,7 @@ PYTHON_MODULE = (sys.executable, "-S", "-P", "-m")
 def build_python_path() -> str:
     """Return PYTHONPATH for `PYTHON_MODULE`."""
     # An editable installation finds its packages by a hook of ``site``, without a path.
-    packages = [str(Path(str(each.__file__)).parents[1]) for each in (treenail, treenail_lab)]
+    packages = [str(Path(str(package.__file__)).parents[1]) for package in (treenail, treenail_lab)]
     return os.pathsep.join(dict.fromkeys(filter(None, [*packages, *sys.path])))
 
 

@@ -30,13 +30,13 @@ _MAX_ROUNDS = 10
 def kill_marked(mark: str, value: str) -> None:
     """Kill every process whose environment has the variable ``mark`` with this value."""
     for _ in range(_MAX_ROUNDS):
-        found = list(find_marked(mark, value))
-        for pid in found:
+        pids = list(find_marked(mark, value))
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
-        if not found:
+        if not pids:
             return
 
 

@@ -116,13 +116,13 @@ class UnitFileTree:
 
     def list_drop_ins(self, name: str) -> list[Path]:
         """Return the drop-ins of the unit in their order."""
-        found: dict[str, Path] = {}
+        by_name: dict[str, Path] = {}
         for candidate in (_find_template(name), name):
             for directory in reversed(DIRECTORIES):
                 for path in (self._root / directory / f"{candidate}.d").glob("*.conf"):
                     if candidate:
-                        found[path.name] = path
-        return [found[key] for key in sorted(found)]
+                        by_name[path.name] = path
+        return [by_name[key] for key in sorted(by_name)]
 
     def list_names(self) -> list[str]:
         """Return every unit that has a file."""
@@ -355,8 +355,8 @@ class UnitFileMethods:
 
     def _handle_list(self, _call: MethodCall) -> ReplyValues:
         files = self._files
-        found = ((files.find_file(name), files.read_state(name)) for name in files.list_names())
-        return ([(f"/{p.relative_to(self._root)}", state) for p, state in found if p],)
+        listed = ((files.find_file(name), files.read_state(name)) for name in files.list_names())
+        return ([(f"/{p.relative_to(self._root)}", state) for p, state in listed if p],)
 
     def _handle_enable(self, call: MethodCall) -> ReplyValues:
         names, runtime, force = call.arguments

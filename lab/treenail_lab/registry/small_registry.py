@@ -195,8 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._append_body(path)
         digest = self._query.get("digest", "")
         with path.open("rb") as file:
-            found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        if digest != found:
+            actual = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        if digest != actual:
             path.unlink()
             text = "provided digest did not match uploaded content"
             raise RefusedRequest(400, "DIGEST_INVALID", text)
@@ -255,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server_registry.guard:
             if repository.manifests.pop(reference, None) is None:
                 raise RefusedRequest(404, "MANIFEST_UNKNOWN", "manifest unknown")
-            for tag in [tag for tag, found in repository.tags.items() if found == reference]:
+            for tag in [tag for tag, tagged in repository.tags.items() if tagged == reference]:
                 del repository.tags[tag]
         self._answer(202)
 
@@ -274,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server_registry.has_referrers:
             raise RefusedRequest(404, "NOT_FOUND", "page not found")
         repository = self.server_registry.find_repository(name)
-        found: list[Json] = []
+        referrers: list[Json] = []
         for referrer, (kind, content) in repository.manifests.items():
             document = _decode_manifest(content)
             subject = document.get("subject")
@@ -284,9 +284,11 @@ class _Handler(BaseHTTPRequestHandler):
                 config_type = config.get("mediaType") if isinstance(config, dict) else None
                 entry["artifactType"] = document.get("artifactType") or config_type
                 entry["annotations"] = document.get("annotations") or {}
-                found.append(entry)
+                referrers.append(entry)
         index = "application/vnd.oci.image.index.v1+json"
-        content = json.dumps({"schemaVersion": 2, "mediaType": index, "manifests": found}).encode()
+        content = json.dumps(
+            {"schemaVersion": 2, "mediaType": index, "manifests": referrers}
+        ).encode()
         self._answer(200, content, Content_Type=index)
 
     def _check_password(self) -> None:
@@ -384,11 +386,11 @@ _ROUTES: tuple[tuple[str, dict[str, Callable[..., None]]], ...] = (
 
 def _find_route(command: str, path: str) -> tuple[Callable[..., None], dict[str, str]]:
     for pattern, methods in _ROUTES:
-        found = re.fullmatch(pattern, path)
-        if found is not None:
+        match = re.fullmatch(pattern, path)
+        if match is not None:
             if command not in methods:
                 raise RefusedRequest(405, "UNSUPPORTED", "the operation is unsupported")
-            return methods[command], found.groupdict()
+            return methods[command], match.groupdict()
     raise RefusedRequest(404, "NOT_FOUND", "page not found")
 
 
@@ -403,5 +405,5 @@ def _decode_manifest(content: bytes) -> Json:
 
 
 def _list(document: Json, name: str) -> list[object]:
-    found = document.get(name)
-    return found if isinstance(found, list) else []
+    entries = document.get(name)
+    return entries if isinstance(entries, list) else []

@@ -150,17 +150,17 @@ class Authenticator:
             return self._authenticate_bootstrap_token(*parts.groups())
         claims = self._tokens.verify_token(token)
         if account := claims.get("account"):
-            found = self._find_account(account["namespace"], account["name"])
-            if found is None or read_uid(found) != account["uid"]:
+            service_account = self._find_account(account["namespace"], account["name"])
+            if service_account is None or read_uid(service_account) != account["uid"]:
                 raise unauthorized_error()
         return ApiUser(claims["sub"], (*claims["groups"], AUTHENTICATED))
 
     def _authenticate_bootstrap_token(self, identity: str, secret: str) -> ApiUser:
         """Return the user of a bootstrap token, as kube-apiserver does; raise 401."""
-        found = self._find_secret("kube-system", f"bootstrap-token-{identity}")
-        if found is None or found.get("type") != "bootstrap.kubernetes.io/token":
+        token_secret = self._find_secret("kube-system", f"bootstrap-token-{identity}")
+        if token_secret is None or token_secret.get("type") != "bootstrap.kubernetes.io/token":
             raise unauthorized_error()
-        fields = _read_secret_fields(found)
+        fields = _read_secret_fields(token_secret)
         expires = parse_rfc3339(fields.get("expiration", "2999-01-01T00:00:00Z"))
         is_valid = (
             hmac.compare_digest(fields.get("token-secret", ""), secret)
@@ -171,7 +171,7 @@ class Authenticator:
         )
         if not is_valid:
             raise unauthorized_error()
-        groups = [each for each in fields.get("auth-extra-groups", "").split(",") if each]
+        groups = [group for group in fields.get("auth-extra-groups", "").split(",") if group]
         if not all(map(_BOOTSTRAP_GROUP.fullmatch, groups)):
             raise unauthorized_error()
         extra = sorted({"system:bootstrappers", *groups})

@@ -116,13 +116,13 @@ def find_pods(store: Store, node: str) -> Iterator[Json]:
 
 def _find_references(store: Store, node: str, resource: str) -> set[tuple[str, str]]:
     """Return namespace and name of the secrets or configmaps that a node's pods refer to."""
-    found = set()
+    references = set()
     for pod in find_pods(store, node):
         namespace = pod["metadata"]["namespace"]
         spec = pod["spec"]
         names = _list_secret_names(spec) if resource == "secrets" else _list_config_map_names(spec)
-        found |= {(namespace, name) for name in names if isinstance(name, str)}
-    return found
+        references |= {(namespace, name) for name in names if isinstance(name, str)}
+    return references
 
 
 def _list_containers(spec: Json) -> Iterator[Json]:

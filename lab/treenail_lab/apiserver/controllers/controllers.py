@@ -50,18 +50,20 @@ class CertificateSigner:
 
     def reload(self) -> None:
         """Record all approved requests, after the store was loaded."""
-        found = self._registry.store.list_objects(REQUESTS)
-        self._approved = {read_key(each): None for each in found if _needs_certificate(each)}
+        requests = self._registry.store.list_objects(REQUESTS)
+        self._approved = {
+            read_key(request): None for request in requests if _needs_certificate(request)
+        }
 
     def sync(self) -> None:
         """Sign the recorded requests."""
         kind = self._registry.kinds.find_kind(REQUESTS[0], "v1", REQUESTS[1])
         for where in list(self._approved):
             del self._approved[where]
-            found = self._registry.store.find_object(REQUESTS, where)
-            if found is None or not _needs_certificate(found):
+            request = self._registry.store.find_object(REQUESTS, where)
+            if request is None or not _needs_certificate(request):
                 continue
-            change = self._sign_request(found)
+            change = self._sign_request(request)
             self._registry.update_object(
                 kind, "", where[1], partial(_merge, change), _WRITE, "status"
             )
@@ -83,11 +85,11 @@ def _check_kubelet_request(content: bytes) -> None:
     """Raise `ValueError` for a request that is not a kubelet's (ValidateKubeletClientCSR)."""
     parsed = x509.load_pem_x509_csr(content)
     find = parsed.subject.get_attributes_for_oid
-    if [each.value for each in find(NameOID.ORGANIZATION_NAME)] != [NODES]:
+    if [organization.value for organization in find(NameOID.ORGANIZATION_NAME)] != [NODES]:
         raise ValueError("subject organization is not system:nodes")
-    if not all(str(each.value).startswith(NODE_PREFIX) for each in find(NameOID.COMMON_NAME)):
+    if not all(str(name.value).startswith(NODE_PREFIX) for name in find(NameOID.COMMON_NAME)):
         raise ValueError("subject common name does not begin with system:node:")
-    if x509.SubjectAlternativeName.oid in [each.oid for each in parsed.extensions]:
+    if x509.SubjectAlternativeName.oid in [extension.oid for extension in parsed.extensions]:
         raise ValueError("DNS subjectAltNames are not allowed")
 
 
@@ -97,7 +99,11 @@ def _merge(change: Json, old: Json) -> Json:
 
 def _needs_certificate(request: Json) -> bool:
     status = request.get("status") or {}
-    types = {each["type"] for each in status.get("conditions") or [] if each["status"] == "True"}
+    types = {
+        condition["type"]
+        for condition in status.get("conditions") or []
+        if condition["status"] == "True"
+    }
     return (
         request["spec"]["signerName"] == KUBELET_SIGNER
         and "Approved" in types
@@ -170,6 +176,6 @@ class ControllerLoop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wait_s = min((each for each in waits_s if each is not None), default=None)
+        wait_s = min((pause_s for pause_s in waits_s if pause_s is not None), default=None)
         if wait_s is not None:
             self._timer = self._loop.call_later(wait_s, self.schedule_run)

@@ -128,17 +128,17 @@ class GarbageCollector:
         if kind is None:
             return True
         namespace = dependent["metadata"].get("namespace", "") if kind.is_namespaced else ""
-        found = self._registry.store.find_object(kind.storage, (namespace, owner["name"]))
-        return found is not None and read_uid(found) == owner["uid"]
+        present = self._registry.store.find_object(kind.storage, (namespace, owner["name"]))
+        return present is not None and read_uid(present) == owner["uid"]
 
     def _find_dependents(self, obj: Json) -> list[tuple[ResourceKind, Json]]:
-        found = []
+        dependents = []
         for storage, where in sorted(self._dependents.get(read_uid(obj), ())):
             kind = self._registry.kinds.find_by_storage(storage)
             dependent = self._registry.store.find_object(storage, where)
             if kind is not None and dependent is not None:
-                found.append((kind, dependent))
-        return found
+                dependents.append((kind, dependent))
+        return dependents
 
     def _sync_namespace(self, kind: ResourceKind, namespace: Json) -> None:
         name = namespace["metadata"]["name"]

@@ -66,8 +66,8 @@ def find_condition(job: Json, kind: str) -> Json | None:
     """Return the condition of a Job that is true; None if there is none."""
     for condition in find_value(job, "status", "conditions") or []:
         if condition.get("type") == kind and condition.get("status") == "True":
-            found: Json = condition
-            return found
+            match: Json = condition
+            return match
     return None
 
 
@@ -265,7 +265,9 @@ class _JobRound:
     def _set_condition(self, kind: str, status: str, reason: str, message: str) -> None:
         now = format_rfc3339(self._now)
         before = self._status.get("conditions") or []
-        self._status["conditions"] = [each for each in before if each.get("type") != kind] + [
+        self._status["conditions"] = [
+            condition for condition in before if condition.get("type") != kind
+        ] + [
             {
                 "type": kind,
                 "status": status,
@@ -356,7 +358,7 @@ def _is_active(pod: Json) -> bool:
 
 
 def _is_in(pod: Json, pods: Iterable[Json]) -> bool:
-    return any(each is pod for each in pods)
+    return any(other is pod for other in pods)
 
 
 def _list_uids(uncounted: dict[str, list[str]]) -> list[str]:

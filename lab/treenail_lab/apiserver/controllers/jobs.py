@@ -196,15 +196,15 @@ class JobController:
 
     def _release_pod(self, pod: Json) -> None:
         """Remove the tracking finalizer of a pod, if it exists and has it."""
-        found = self._registry.store.find_object(PODS, read_key(pod))
-        if found is None or read_uid(found) != read_uid(pod):
+        stored = self._registry.store.find_object(PODS, read_key(pod))
+        if stored is None or read_uid(stored) != read_uid(pod):
             return
-        kept = [name for name in read_finalizers(found) if name != TRACKING_FINALIZER]
-        if len(kept) == len(read_finalizers(found)):
+        kept = [name for name in read_finalizers(stored) if name != TRACKING_FINALIZER]
+        if len(kept) == len(read_finalizers(stored)):
             return
         self._registry.update_object(
             self._find_kind(PODS),
-            *read_key(found),
+            *read_key(stored),
             lambda old: old | {"metadata": old["metadata"] | {"finalizers": kept}},
             _WRITE_CONTEXT,
         )
@@ -230,7 +230,9 @@ class JobController:
 
 def _find_job_reference(pod: Json) -> Json | None:
     """Return the owner reference of the Job that controls a pod; None if there is none."""
-    found = (each for each in read_owner_references(pod) if each.get("controller"))
-    owner = next(found, None)
+    controllers = (
+        reference for reference in read_owner_references(pod) if reference.get("controller")
+    )
+    owner = next(controllers, None)
     is_job = owner is not None and (owner["apiVersion"], owner["kind"]) == (_API_VERSION, "Job")
     return owner if is_job else None

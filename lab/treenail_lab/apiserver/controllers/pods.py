@@ -81,16 +81,20 @@ class Scheduler:
 
     def _report_unschedulable(self, pod: Json, reasons: list[str]) -> None:
         message = f"0 nodes of the role builder are available: {', '.join(reasons)}."
-        found = {"status": "False", "reason": "Unschedulable", "message": message}
+        unschedulable = {"status": "False", "reason": "Unschedulable", "message": message}
         for condition in find_value(pod, "status", "conditions") or []:
             if condition.get("message") == message:
                 return
-        self._store_condition(pod, found)
+        self._store_condition(pod, unschedulable)
 
     def _store_condition(self, pod: Json, condition: Json) -> None:
         named = {"type": "PodScheduled", "lastTransitionTime": self._registry.now} | condition
         status = pod.get("status") or {}
-        kept = [each for each in status.get("conditions") or [] if each["type"] != named["type"]]
+        kept = [
+            present
+            for present in status.get("conditions") or []
+            if present["type"] != named["type"]
+        ]
         self._registry.store.put_object(
             PODS, pod | {"status": status | {"conditions": [*kept, named]}}
         )
@@ -137,9 +141,9 @@ def _matches_affinity(spec: Json, labels: dict[str, str]) -> bool:
 
 
 def _match_expressions(term: Json, labels: dict[str, str]) -> Iterator[bool]:
-    for each in term.get("matchExpressions") or []:
-        value, values = labels.get(each.get("key", "")), each.get("values") or []
-        match each.get("operator"):
+    for expression in term.get("matchExpressions") or []:
+        value, values = labels.get(expression.get("key", "")), expression.get("values") or []
+        match expression.get("operator"):
             case "In":
                 yield value in values
             case "NotIn":
@@ -153,12 +157,18 @@ def _match_expressions(term: Json, labels: dict[str, str]) -> Iterator[bool]:
 
 
 def _is_tolerated(spec: Json, taint: Json) -> bool:
-    for each in spec.get("tolerations") or []:
-        if each.get("effect") not in {None, "", taint.get("effect")}:
+    for toleration in spec.get("tolerations") or []:
+        if toleration.get("effect") not in {None, "", taint.get("effect")}:
             continue
-        if each.get("operator") == "Exists" and each.get("key") in {None, "", taint["key"]}:
+        if toleration.get("operator") == "Exists" and toleration.get("key") in {
+            None,
+            "",
+            taint["key"],
+        }:
             return True
-        if each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", ""):
+        if toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get(
+            "value", ""
+        ):
             return True
     return False
 
@@ -222,10 +232,10 @@ class KubeletEmulator:
         node = find_value(pod, "spec", "nodeName")
         if node in self._stopped:
             return None
-        found = self._registry.store.find_object(NODES, ("", node))
-        if found is not None and BUILDER_LABEL in read_labels(found):
+        stored = self._registry.store.find_object(NODES, ("", node))
+        if stored is not None and BUILDER_LABEL in read_labels(stored):
             return None
-        is_node_present = found is not None
+        is_node_present = stored is not None
         if not is_deleting(pod):
             if is_node_present:
                 self._start_pod(pod)

@@ -57,9 +57,9 @@ def find_members(
             for step, item in list_steps(value, topology):
                 yield (*path, step), PRESENT
                 if topology.list_keys:
-                    for place, found in find_members(item, topology.find_item(), (*path, step)):
+                    for place, member in find_members(item, topology.find_item(), (*path, step)):
                         if place != (*path, step):
-                            yield place, found
+                            yield place, member
         case _:
             yield path, value
 
@@ -80,8 +80,8 @@ def select_owned_fields(obj: Json) -> Json:
     # Empty ones are not stored, so they have no owner.
     metadata = {name: obj["metadata"][name] for name in kept if obj["metadata"].get(name)}
     out = {"apiVersion", "kind", "metadata"}
-    found = {name: value for name, value in obj.items() if name not in out}
-    return found | ({"metadata": metadata} if metadata else {})
+    owned = {name: value for name, value in obj.items() if name not in out}
+    return owned | ({"metadata": metadata} if metadata else {})
 
 
 def encode_fields(paths: Iterable[FieldPath]) -> Json:

@@ -50,7 +50,7 @@ def complete_decision(kind: ResourceKind, new: Json, now: str) -> Json:
     if kind.kind != KIND or not conditions:
         return new
     times = {"lastUpdateTime": now, "lastTransitionTime": now}
-    completed = [times | {k: v for k, v in each.items() if v} for each in conditions]
+    completed = [times | {k: v for k, v in condition.items() if v} for condition in conditions]
     return new | {"status": new["status"] | {"conditions": completed}}
 
 
@@ -86,17 +86,20 @@ def _find_decision_problems(obj: Json, old: Json) -> list[StatusCause]:
     where = "status.conditions"
     if set(_DECISIONS) <= set(after):
         return [_invalid_cause(where, "", "Approved and Denied conditions are mutually exclusive")]
-    removed = [each for each in before if each not in after]
+    removed = [kind for kind in before if kind not in after]
     return [
         StatusCause(
-            "FieldValueForbidden", f"updates may not remove a condition of type {each}", where
+            "FieldValueForbidden", f"updates may not remove a condition of type {kind}", where
         )
-        for each in removed
+        for kind in removed
     ]
 
 
 def _list_types(request: Json) -> list[str]:
-    return [each.get("type", "") for each in (request.get("status") or {}).get("conditions") or []]
+    return [
+        condition.get("type", "")
+        for condition in (request.get("status") or {}).get("conditions") or []
+    ]
 
 
 def _is_pem_request(text: object) -> bool:
@@ -167,44 +170,44 @@ def _default_policy(policy: Json) -> Json:
 def _default_rule(rule: Json) -> Json:
     if not (patterns := rule.get("onPodConditions")):
         return rule
-    return rule | {"onPodConditions": [{"status": "True"} | each for each in patterns]}
+    return rule | {"onPodConditions": [{"status": "True"} | pattern for pattern in patterns]}
 
 
 def find_job_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     """Return the causes for which a Job is invalid."""
     spec = obj.get("spec") or {}
-    found = [
+    problems = [
         _invalid_cause(f"spec.{name}", value, "must be greater than or equal to 0")
         for name in _NUMBERS
         if isinstance(value := spec.get(name), int) and value < 0
     ]
     if old is not None:
         before = old.get("spec") or {}
-        found += [
+        problems += [
             _invalid_cause(f"spec.{name}", "", "field is immutable")
             for name in _FIXED_FIELDS
             if before.get(name) != spec.get(name)
         ]
-        return found
+        return problems
     for name in ("backoffLimitPerIndex", "maxFailedIndexes", "successPolicy"):
         if name in spec:
-            found.append(StatusCause("FieldValueForbidden", _NOT_EMULATED, f"spec.{name}"))
+            problems.append(StatusCause("FieldValueForbidden", _NOT_EMULATED, f"spec.{name}"))
     if spec.get("completionMode") != "NonIndexed":
-        found.append(
+        problems.append(
             _unsupported_cause("spec.completionMode", spec["completionMode"], ("NonIndexed",))
         )
     pod = find_value(spec, "template", "spec") or {}
     if not pod.get("containers"):
-        found.append(_required_cause("spec.template.spec.containers", ""))
+        problems.append(_required_cause("spec.template.spec.containers", ""))
     where, policy = "spec.template.spec.restartPolicy", pod.get("restartPolicy")
     if policy in {None, "", "Always"}:
-        found.append(_required_cause(where, _RESTART_POLICIES))
+        problems.append(_required_cause(where, _RESTART_POLICIES))
     elif policy not in {"OnFailure", "Never"}:
-        found.append(_unsupported_cause(where, policy, ("OnFailure", "Never")))
+        problems.append(_unsupported_cause(where, policy, ("OnFailure", "Never")))
     elif spec.get("podFailurePolicy") and policy != "Never":
         why = 'only "Never" is supported when podFailurePolicy is specified'
-        found.append(_invalid_cause(where, policy, why))
-    return found + list(_find_rule_problems(spec, pod))
+        problems.append(_invalid_cause(where, policy, why))
+    return problems + list(_find_rule_problems(spec, pod))
 
 
 def _find_rule_problems(spec: Json, pod: Json) -> Iterator[StatusCause]:
@@ -243,7 +246,7 @@ def _required_cause(where: str, why: str = "") -> StatusCause:
 
 
 def _unsupported_cause(where: str, value: object, supported: Iterable[str]) -> StatusCause:
-    listed = ", ".join(f'"{each}"' for each in supported)
+    listed = ", ".join(f'"{choice}"' for choice in supported)
     message = f'Unsupported value: "{value}": supported values: {listed}'
     return StatusCause("FieldValueNotSupported", message, where)
 
@@ -339,7 +342,7 @@ def _find_pod_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     containers = spec.get("containers") or []
     if not containers:
         return [_required_cause("spec.containers")]
-    found = [
+    problems = [
         _required_cause(f"spec.containers[{index}].{name}")
         for index, container in enumerate(containers)
         for name in ("name", "image")
@@ -352,8 +355,8 @@ def _find_pod_problems(obj: Json, old: Json | None) -> list[StatusCause]:
             "(only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow "
             "it to be set to 1 if it was previously negative)"
         )
-        found.append(_forbidden_cause("spec", why))
-    return found
+        problems.append(_forbidden_cause("spec", why))
+    return problems
 
 
 def _select_immutable(spec: Json) -> Json:
@@ -374,13 +377,13 @@ def _find_budget_problems(obj: Json, _: Json | None) -> list[StatusCause]:
 
 def _find_lease_problems(obj: Json, _: Json | None) -> list[StatusCause]:
     spec = obj.get("spec") or {}
-    found = []
+    problems = []
     for name, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
         value = spec.get(name)
         if value is not None and value < least:
             rule = "must be greater than 0" if least else "must be greater than or equal to 0"
-            found.append(_invalid_cause(f"spec.{name}", value, rule))
-    return found
+            problems.append(_invalid_cause(f"spec.{name}", value, rule))
+    return problems
 
 
 def _find_event_problems(obj: Json, _: Json | None) -> list[StatusCause]:
@@ -395,17 +398,17 @@ def _find_immutable_problems(obj: Json, old: Json | None) -> list[StatusCause]:
     """Check Secrets and ConfigMaps: the type and ``immutable: true`` cannot be changed."""
     if old is None:
         return []
-    found = []
+    problems = []
     if old.get("type") != obj.get("type"):
-        found.append(_invalid_cause("type", obj.get("type"), "field is immutable"))
+        problems.append(_invalid_cause("type", obj.get("type"), "field is immutable"))
     if old.get("immutable"):
         why = "field is immutable when `immutable` is set"
-        found += [
+        problems += [
             _forbidden_cause(name, why)
             for name in ("immutable", "data", "binaryData")
             if old.get(name) != obj.get(name)
         ]
-    return found
+    return problems
 
 
 def _find_binding_problems(obj: Json, old: Json | None) -> list[StatusCause]:

@@ -14,7 +14,7 @@ def find_problems(crd: Json) -> list[StatusCause]:
     """Return the causes for which a CustomResourceDefinition is invalid."""
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
-    found = [
+    problems = [
         StatusCause("FieldValueRequired", "Required value", f"spec.{where}")
         for where, value in (
             ("group", spec.get("group")),
@@ -25,25 +25,25 @@ def find_problems(crd: Json) -> list[StatusCause]:
         )
         if not value
     ]
-    if found:
-        return found
+    if problems:
+        return problems
     wanted = f"{names['plural']}.{spec['group']}"
     if crd["metadata"].get("name") != wanted:
         message = (
             f'Invalid value: "{crd["metadata"].get("name")}": must be '
             'spec.names.plural+"."+spec.group'
         )
-        found.append(StatusCause("FieldValueInvalid", message, "metadata.name"))
+        problems.append(StatusCause("FieldValueInvalid", message, "metadata.name"))
     versions = spec["versions"]
     if sum(bool(version.get("storage")) for version in versions) != 1:
         message = "Invalid value: must have exactly one version marked as storage version"
-        found.append(StatusCause("FieldValueInvalid", message, "spec.versions"))
+        problems.append(StatusCause("FieldValueInvalid", message, "spec.versions"))
     for index, version in enumerate(versions):
         if not (version.get("schema") or {}).get("openAPIV3Schema"):
             message = "Required value: schemas are required"
             where = f"spec.versions[{index}].schema.openAPIV3Schema"
-            found.append(StatusCause("FieldValueRequired", message, where))
-    return found
+            problems.append(StatusCause("FieldValueRequired", message, where))
+    return problems
 
 
 def establish_crd(crd: Json, now: str) -> Json:

@@ -78,13 +78,13 @@ def delete_object(
 def _build_answer(kind: ResourceKind, gone: Json) -> Json:
     if kind.should_return_deleted:
         return gone
-    found = build_details(kind.group, kind.plural, gone["metadata"]["name"])
+    details = build_details(kind.group, kind.plural, gone["metadata"]["name"])
     return {
         "kind": "Status",
         "apiVersion": "v1",
         "metadata": {},
         "status": "Success",
-        "details": found | {"uid": gone["metadata"]["uid"]},
+        "details": details | {"uid": gone["metadata"]["uid"]},
     }
 
 
@@ -95,11 +95,11 @@ def check_preconditions(kind: ResourceKind, obj: Json, options: DeleteOptions) -
         ("UID", options.uid, metadata["uid"]),
         ("ResourceVersion", options.resource_version, metadata["resourceVersion"]),
     )
-    for field, expected, found in preconditions:
-        if expected and expected != found:
+    for field, expected, actual in preconditions:
+        if expected and expected != actual:
             why = (
                 f"Precondition failed: {field} in precondition: {expected}, "
-                f"{field} in object meta: {found}"
+                f"{field} in object meta: {actual}"
             )
             raise conflict_error(kind.group, kind.plural, metadata["name"], why)
 

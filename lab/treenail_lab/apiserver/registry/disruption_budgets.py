@@ -155,9 +155,9 @@ def _list_replicas(store: Store, pods: Sequence[Json]) -> Iterator[int]:
             if not owner.get("controller") or storage is None or owner["uid"] in seen:
                 continue
             seen.add(owner["uid"])
-            found = store.find_object(storage, (pod["metadata"]["namespace"], owner["name"]))
-            if found is not None:
-                yield int(find_value(found, "spec", "replicas") or 1)
+            owner_object = store.find_object(storage, (pod["metadata"]["namespace"], owner["name"]))
+            if owner_object is not None:
+                yield int(find_value(owner_object, "spec", "replicas") or 1)
 
 
 def _build_condition(registry: ObjectRegistry, budget: Json, allowed: int) -> Json:
@@ -230,7 +230,7 @@ def _mark_disrupted(
         "lastTransitionTime": registry.now,
     }
     before = find_value(pod, "status", "conditions") or []
-    if any(each.get("type") == condition["type"] for each in before):
+    if any(present.get("type") == condition["type"] for present in before):
         return
     status = (pod.get("status") or {}) | {"conditions": [*before, condition]}
     registry.update_object(

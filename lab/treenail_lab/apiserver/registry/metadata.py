@@ -128,9 +128,9 @@ def prepare_changed(kind: ResourceKind, old: Json, new: Json) -> Json:
 
 def check_uid(kind: ResourceKind, old: Json, new: Json) -> None:
     """Raise 409 when a document has the uid of another object of the same name."""
-    uid, found = (new.get("metadata") or {}).get("uid"), old["metadata"]["uid"]
-    if uid and uid != found:
-        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {found}"
+    uid, actual = (new.get("metadata") or {}).get("uid"), old["metadata"]["uid"]
+    if uid and uid != actual:
+        why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {actual}"
         raise conflict_error(kind.group, kind.plural, old["metadata"]["name"], why)
 
 
@@ -142,17 +142,17 @@ def _drop_empty(metadata: Json) -> Json:
 def find_problems(kind: ResourceKind, obj: Json, old: Json | None = None) -> list[StatusCause]:
     """Return the causes for which an object's metadata is invalid."""
     metadata = obj["metadata"]
-    found = [] if old else _find_name_problems(kind, metadata)
+    problems = [] if old else _find_name_problems(kind, metadata)
     for name, value in (metadata.get("labels") or {}).items():
-        found += _find_key_problems(name, "metadata.labels")
+        problems += _find_key_problems(name, "metadata.labels")
         if not isinstance(value, str) or len(value) > 63 or not _is_qualified(value):
-            found.append(_invalid_cause("metadata.labels", value, _LABEL_RULE))
+            problems.append(_invalid_cause("metadata.labels", value, _LABEL_RULE))
     for name, value in (metadata.get("annotations") or {}).items():
-        found += _find_key_problems(name.lower(), "metadata.annotations")
+        problems += _find_key_problems(name.lower(), "metadata.annotations")
         if not isinstance(value, str):
-            found.append(_invalid_cause("metadata.annotations", value, "must be a string"))
-    found += _find_size_problems(metadata)
-    found += _find_owner_problems(metadata)
+            problems.append(_invalid_cause("metadata.annotations", value, "must be a string"))
+    problems += _find_size_problems(metadata)
+    problems += _find_owner_problems(metadata)
     if old is not None and is_deleting(old):
         added = sorted(set(read_finalizers(obj)) - set(read_finalizers(old)))
         if added:
@@ -160,8 +160,8 @@ def find_problems(kind: ResourceKind, obj: Json, old: Json | None = None) -> lis
                 "Forbidden: no new finalizers can be added if the object is being deleted, "
                 "found new finalizers []string{" + ", ".join(f'"{name}"' for name in added) + "}"
             )
-            found.append(StatusCause("FieldValueForbidden", message, "metadata.finalizers"))
-    return found
+            problems.append(StatusCause("FieldValueForbidden", message, "metadata.finalizers"))
+    return problems
 
 
 def _find_name_problems(kind: ResourceKind, metadata: Json) -> list[StatusCause]:
@@ -200,19 +200,19 @@ def _find_size_problems(metadata: Json) -> list[StatusCause]:
 
 
 def _find_owner_problems(metadata: Json) -> list[StatusCause]:
-    found = []
+    problems = []
     owners = metadata.get("ownerReferences") or []
     for owner in owners:
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
                 message = f'Invalid value: "": {name} must not be empty'
-                found.append(
+                problems.append(
                     StatusCause("FieldValueInvalid", message, f"metadata.ownerReferences.{name}")
                 )
     if sum(bool(owner.get("controller")) for owner in owners) > 1:
         message = "Only one reference can have Controller set to true"
-        found.append(_invalid_cause("metadata.ownerReferences", owners, message))
-    return found
+        problems.append(_invalid_cause("metadata.ownerReferences", owners, message))
+    return problems
 
 
 def _invalid_cause(where: str, value: object, rule: str) -> StatusCause:

@@ -22,16 +22,18 @@ _RESTRICTED_VOLUMES = frozenset({
 def find_violation(namespace_labels: Mapping[str, str], spec: Json) -> str:
     """Return why the level of a namespace forbids a pod; empty if it does not."""
     level = namespace_labels.get(ENFORCE_LABEL, "privileged")
-    found = list(_find_baseline_reasons(spec)) if level in {"baseline", "restricted"} else []
+    reasons = list(_find_baseline_reasons(spec)) if level in {"baseline", "restricted"} else []
     if level == "restricted":
-        found += _find_restricted_reasons(spec)
+        reasons += _find_restricted_reasons(spec)
     version = namespace_labels.get(f"{ENFORCE_LABEL}-version", "latest")
-    return f'violates PodSecurity "{level}:{version}": {", ".join(found)}' if found else ""
+    return f'violates PodSecurity "{level}:{version}": {", ".join(reasons)}' if reasons else ""
 
 
 def _find_baseline_reasons(spec: Json) -> Iterator[str]:
     contexts = _list_contexts(spec)
-    added = {each for context in contexts for each in _read_capabilities(context, "add")}
+    added = {
+        capability for context in contexts for capability in _read_capabilities(context, "add")
+    }
     if added - _BASELINE_CAPABILITIES:
         yield "non-default capabilities"
     if any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")):
@@ -39,7 +41,9 @@ def _find_baseline_reasons(spec: Json) -> Iterator[str]:
     if any("hostPath" in volume for volume in spec.get("volumes") or []):
         yield "hostPath volumes"
     if any(
-        port.get("hostPort") for each in _list_containers(spec) for port in each.get("ports") or []
+        port.get("hostPort")
+        for container in _list_containers(spec)
+        for port in container.get("ports") or []
     ):
         yield "hostPort"
     if any(context.get("privileged") for context in contexts):
@@ -81,16 +85,16 @@ def _find_restricted_reasons(spec: Json) -> Iterator[str]:
 
 def _list_containers(spec: Json) -> list[Json]:
     groups = ("initContainers", "containers", "ephemeralContainers")
-    return [each for group in groups for each in spec.get(group) or []]
+    return [container for group in groups for container in spec.get(group) or []]
 
 
 def _list_contexts(spec: Json) -> list[Json]:
-    return [each.get("securityContext") or {} for each in _list_containers(spec)]
+    return [container.get("securityContext") or {} for container in _list_containers(spec)]
 
 
 def _read_pod_context(spec: Json) -> Json:
-    found: Json = spec.get("securityContext") or {}
-    return found
+    context: Json = spec.get("securityContext") or {}
+    return context
 
 
 def _read_capabilities(context: Json, change: str) -> list[str]:

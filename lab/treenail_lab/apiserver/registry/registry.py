@@ -69,10 +69,10 @@ class ObjectRegistry:
 
     def find_object(self, kind: ResourceKind, namespace: str, name: str) -> Json:
         """Return the object; raise 404."""
-        found = self.store.find_object(kind.storage, (namespace, name))
-        if found is None:
+        stored = self.store.find_object(kind.storage, (namespace, name))
+        if stored is None:
             raise not_found_error(kind.group, kind.plural, name)
-        return convert_version(kind, found)
+        return convert_version(kind, stored)
 
     def create_object(
         self, kind: ResourceKind, namespace: str, body: Json, write: WriteContext
@@ -224,21 +224,21 @@ class ObjectRegistry:
         )
 
     def _validate_object(self, kind: ResourceKind, obj: Json, old: Json | None) -> None:
-        found: list[StatusCause] = metadata.find_problems(kind, obj, old)
+        problems: list[StatusCause] = metadata.find_problems(kind, obj, old)
         if kind.is_custom:
-            found += structural_schema.find_problems(dict(kind.schema), obj)
+            problems += structural_schema.find_problems(dict(kind.schema), obj)
         else:
-            found += builtin_kinds.find_problems(kind, obj, old)
-        if found:
-            raise invalid_error(kind.group, kind.kind, obj["metadata"].get("name", ""), found)
+            problems += builtin_kinds.find_problems(kind, obj, old)
+        if problems:
+            raise invalid_error(kind.group, kind.kind, obj["metadata"].get("name", ""), problems)
 
     def _check_namespace(self, kind: ResourceKind, namespace: str, name: str) -> None:
         if not kind.is_namespaced:
             return
-        found = self.store.find_object(NAMESPACES, ("", namespace))
-        if found is None:
+        stored = self.store.find_object(NAMESPACES, ("", namespace))
+        if stored is None:
             raise not_found_error("", "namespaces", namespace)
-        if is_deleting(found):
+        if is_deleting(stored):
             why = (
                 f"unable to create new content in namespace {namespace} because it is being "
                 "terminated"
@@ -271,12 +271,12 @@ def _check_unknown_fields(kind: ResourceKind, obj: Json, write: WriteContext) ->
     """Raise 400 for unknown fields, when the request has ``fieldValidation=Strict``."""
     if not write.is_strict or not kind.is_custom:
         return
-    found = [
+    unknown = [
         f'unknown field "{path}"'
         for path in structural_schema.find_unknown_fields(dict(kind.schema), obj)
     ]
-    if found:
-        raise bad_request_error(f"strict decoding error: {', '.join(found)}")
+    if unknown:
+        raise bad_request_error(f"strict decoding error: {', '.join(unknown)}")
 
 
 def _check_typed_fields(kind: ResourceKind, namespace: str, name: str, intent: Json) -> None:
@@ -315,8 +315,8 @@ def _select_intent(kind: ResourceKind, intent: Json, part: str) -> Json:
         intent = {name: value for name, value in intent.items() if name in kept}
         if kind.is_custom:
             named = ("name", "namespace", "uid", "resourceVersion")
-            found = intent["metadata"]
-            intent["metadata"] = {name: found[name] for name in named if name in found}
+            metadata = intent["metadata"]
+            intent["metadata"] = {name: metadata[name] for name in named if name in metadata}
         return intent
     return _drop_status(kind, intent)
 

@@ -30,29 +30,29 @@ def parse_label_selector(selector: str) -> ObjectPredicate:
     checks: list[_LabelCheck] = []
     at = 0
     while at < len(selector):
-        found = _TERM.match(selector, at)
-        if found is None or found.end() == at:
+        match = _TERM.match(selector, at)
+        if match is None or match.end() == at:
             raise bad_request_error(f'unable to parse requirement: found "{selector[at:]}"')
-        checks.append(_build_check(found))
-        at = found.end()
+        checks.append(_build_check(match))
+        at = match.end()
     return lambda obj: all(check(read_labels(obj)) for check in checks)
 
 
-def _build_check(found: re.Match[str]) -> _LabelCheck:
-    if found["not"]:
-        return LabelRequirement(found["absent"], SelectorOperator.DOES_NOT_EXIST).matches
-    name = found["key"]
-    if found["set"]:
-        values = tuple(value.strip() for value in found["values"].split(","))
-        operator = SelectorOperator.IN if found["set"] == "in" else SelectorOperator.NOT_IN
+def _build_check(match: re.Match[str]) -> _LabelCheck:
+    if match["not"]:
+        return LabelRequirement(match["absent"], SelectorOperator.DOES_NOT_EXIST).matches
+    name = match["key"]
+    if match["set"]:
+        values = tuple(value.strip() for value in match["values"].split(","))
+        operator = SelectorOperator.IN if match["set"] == "in" else SelectorOperator.NOT_IN
         return LabelRequirement(name, operator, values).matches
-    match found["op"]:
+    match match["op"]:
         case "=" | "==":
-            return LabelRequirement(name, SelectorOperator.IN, (found["value"],)).matches
+            return LabelRequirement(name, SelectorOperator.IN, (match["value"],)).matches
         case "!=":
-            return LabelRequirement(name, SelectorOperator.NOT_IN, (found["value"],)).matches
+            return LabelRequirement(name, SelectorOperator.NOT_IN, (match["value"],)).matches
         case ">" | "<" as order:
-            return _build_ordered(name, order, found["value"])
+            return _build_ordered(name, order, match["value"])
         case _:
             return LabelRequirement(name, SelectorOperator.EXISTS).matches
 
@@ -116,8 +116,8 @@ def find_exact_value(selector: str, label: str) -> str:
 
 def _parse_field_term(term: str) -> tuple[str, str, bool]:
     for operator, equal in (("!=", False), ("==", True), ("=", True)):
-        label, found, value = term.partition(operator)
-        if found:
+        label, separator, value = term.partition(operator)
+        if separator:
             return label, value, equal
     raise bad_request_error(f"invalid field selector: {term!r}")
 

@@ -158,9 +158,9 @@ def _find_type_problem(schema: Json, value: Any, path: str) -> StatusCause | Non
         wanted = "integer,string"
     elif wanted is None or _is_type(value, wanted):
         return None
-    found = _type_name(value)
+    actual = _type_name(value)
     where = path or "<nil>"
-    message = f'Invalid value: "{found}": {where} in body must be of type {wanted}: "{found}"'
+    message = f'Invalid value: "{actual}": {where} in body must be of type {wanted}: "{actual}"'
     return StatusCause("FieldValueTypeInvalid", message, path)
 
 

@@ -56,14 +56,14 @@ def _build_group(kinds: KindRegistry, group: str) -> Json:
 
 
 def _build_resources(kinds: KindRegistry, group: str, version: str) -> Json:
-    found = [kind for kind in kinds if (kind.group, kind.version) == (group, version)]
-    if not found:
+    served = [kind for kind in kinds if (kind.group, kind.version) == (group, version)]
+    if not served:
         raise path_not_found_error()
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
-        "groupVersion": found[0].api_version,
-        "resources": [entry for kind in found for entry in _build_entries(kind)],
+        "groupVersion": served[0].api_version,
+        "resources": [entry for kind in served for entry in _build_entries(kind)],
     }
 
 

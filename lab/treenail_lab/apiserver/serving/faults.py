@@ -89,7 +89,7 @@ class FaultMatch:
             (self.name, request.name),
             (self.user, user),
         )
-        return all(not wanted or wanted == found for wanted, found in pairs)
+        return all(not wanted or wanted == actual for wanted, actual in pairs)
 
 
 FAULT_NAMES: Mapping[type, str] = {
@@ -175,8 +175,8 @@ class FaultInjector:
         self._drop_ended()
         pace = WatchPace()
         for injection in self._injections:
-            found = injection.match
-            if found.resource not in {"", plural} or found.user not in {"", user}:
+            match = injection.match
+            if match.resource not in {"", plural} or match.user not in {"", user}:
                 continue
             match injection.fault:
                 case HoldWatchesFault():

@@ -38,8 +38,8 @@ _KIND = "PartialObjectMetadata"
 
 def is_metadata_requested(accept: str) -> bool:
     """Return whether the first accepted media type names PartialObjectMetadata."""
-    media_type, *parameters = (each.strip() for each in accept.partition(",")[0].split(";"))
-    values = dict(each.partition("=")[::2] for each in parameters)
+    media_type, *parameters = (part.strip() for part in accept.partition(",")[0].split(";"))
+    values = dict(parameter.partition("=")[::2] for parameter in parameters)
     return (
         media_type == "application/json"
         and values.get("as") in {_KIND, f"{_KIND}List"}
@@ -57,7 +57,7 @@ def select_metadata(document: Json) -> Json:
         "kind": f"{_KIND}List",
         "apiVersion": _API_VERSION,
         "metadata": document["metadata"],
-        "items": [select_metadata(each) for each in document["items"]],
+        "items": [select_metadata(member) for member in document["items"]],
     }
 
 
@@ -116,8 +116,8 @@ class RequestLog:
         wanted = (user, verb, resource)
         return sum(
             number
-            for found, number in self._counts.items()
-            if all(not a or a == f for a, f in zip(wanted, found, strict=True))
+            for counted, number in self._counts.items()
+            if all(not a or a == f for a, f in zip(wanted, counted, strict=True))
         )
 
     def count_by_user(self) -> dict[tuple[str, str, str], int]:
@@ -228,8 +228,8 @@ class WebApplication:
         if (kind.plural, api_request.subresource, api_request.verb) == ("pods", "log", "get"):
             return await self._stream_log(request, api_request)
         if api_request.subresource == "approval":
-            found = backend.registry.find_object(kind, "", api_request.name)
-            backend.authorizer.check_approval(user, found)
+            signing_request = backend.registry.find_object(kind, "", api_request.name)
+            backend.authorizer.check_approval(user, signing_request)
         body = await _read_body(request, _MAX_BODY)
         answer = backend.verbs.answer_request(api_request, kind, body, user)
         if loses_answer:

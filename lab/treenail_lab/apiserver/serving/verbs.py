@@ -84,13 +84,13 @@ class PodLogs:
 
     def _find_log(self, request: ServerRequest, container: str) -> Path | None:
         below = Path(request.namespace, request.name, f"{container}.log")
-        found = (directory / below for directory in self.directories)
-        return next((path for path in found if path.exists()), None)
+        paths = (directory / below for directory in self.directories)
+        return next((path for path in paths if path.exists()), None)
 
 
 def _choose_container(pod: Json, name: str) -> str:
     names, initial = (
-        [each["name"] for each in find_value(pod, "spec", group) or []]
+        [container["name"] for container in find_value(pod, "spec", group) or []]
         for group in ("containers", "initContainers")
     )
     pod_name = pod["metadata"]["name"]

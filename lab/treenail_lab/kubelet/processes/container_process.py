@@ -112,11 +112,11 @@ def _build_root(document: Any) -> None:
         target = Path(root + name)
         target.unlink(missing_ok=True)
         target.write_text(text, "utf-8")
-    for each in document["mounts"]:
-        _bind_below(root, each["source"], each["target"], is_read_only=each["is_read_only"])
+    for mount in document["mounts"]:
+        _bind_below(root, mount["source"], mount["target"], is_read_only=mount["is_read_only"])
         # A volume may cover a directory of Python, for example of a clone below /work.
         for path in document["shared"]:
-            if path.startswith(each["target"].rstrip("/") + "/"):
+            if path.startswith(mount["target"].rstrip("/") + "/"):
                 _bind_below(root, path, path, is_read_only=True)
     if document["is_read_only"]:
         kernel.mount("none", root, flags=kernel.MS_REMOUNT | kernel.MS_RDONLY)
@@ -136,7 +136,7 @@ def _bind_below(root: str, source: str, target: str, *, is_read_only: bool) -> N
 
 def _resolve_below(root: str, path: str) -> str:
     """Resolve links below the root, as for a program in a chroot."""
-    at, parts, links = root, [each for each in reversed(path.split("/")) if each], 0
+    at, parts, links = root, [name for name in reversed(path.split("/")) if name], 0
     while parts:
         part = parts.pop()
         if part == "..":
@@ -145,7 +145,7 @@ def _resolve_below(root: str, path: str) -> str:
             links += 1
             target = str(Path(at, part).readlink())
             at = root if target.startswith("/") else at
-            parts += [each for each in reversed(target.split("/")) if each not in {"", "."}]
+            parts += [name for name in reversed(target.split("/")) if name not in {"", "."}]
         elif part != ".":
             at = f"{at}/{part}"
     return at

@@ -141,13 +141,13 @@ def open_image(pull_spec: str, catalogue: images.ImageCatalogue, root: Path) -> 
     """Return the image, if the registry accepts the machine's credentials."""
     if catalogue.is_in_registry(pull_spec):
         try:
-            found = open_remote(pull_spec, root).resolve()
+            resolved = open_remote(pull_spec, root).resolve()
         except OperationError as error:
             raise OperationError(
                 f"{_OPEN_IMAGE}reading manifest in {pull_spec}: {error}"
             ) from error
         # Nothing in the lab signs what it builds.
-        return replace(found, faults={UNSIGNED_FAULT: "no signature"})
+        return replace(resolved, faults={UNSIGNED_FAULT: "no signature"})
     name, _, reference = pull_spec.partition("@")
     reading = f"{_OPEN_IMAGE}reading manifest {reference or 'latest'} in {name}: "
     required = catalogue.find_credential(pull_spec)
@@ -285,8 +285,10 @@ def find_refusal(root: Path, transport: str, image: Image) -> str:
     policy = json.loads(path.read_text(encoding="utf-8"))
     scopes = policy.get("transports", {}).get(transport, {})
     name = f"{image.registry}/{image.repository}"
-    found = next((scopes[each] for each in (name, image.registry, "") if each in scopes), None)
-    types = {each["type"] for each in found or policy["default"]}
+    requirements = next(
+        (scopes[scope] for scope in (name, image.registry, "") if scope in scopes), None
+    )
+    types = {requirement["type"] for requirement in requirements or policy["default"]}
     if "reject" in types:
         return f"Running image {transport}:{image.pull_spec} is rejected by policy."
     if types & _SIGNED and UNSIGNED_FAULT in image.faults:
@@ -300,4 +302,4 @@ def is_insecure_by_default(root: Path) -> bool:
     if not path.exists():
         return True
     default = json.loads(path.read_text(encoding="utf-8"))["default"]
-    return any(each["type"] == "insecureAcceptAnything" for each in default)
+    return any(requirement["type"] == "insecureAcceptAnything" for requirement in default)

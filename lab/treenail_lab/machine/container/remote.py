@@ -61,23 +61,23 @@ def list_sources(root: Path, pull_spec: str) -> tuple[MirrorSource, ...]:
         name = head + slash + tail.partition(":")[0]
     entry = _find_entry(root, name)
     places = [
-        MirrorSource(each["location"] + name[len(entry["prefix"]) :])
-        for each in entry.get("mirror", [])
-        if at or each.get("pull-from-mirror", "all") != "digest-only"
+        MirrorSource(mirror["location"] + name[len(entry["prefix"]) :])
+        for mirror in entry.get("mirror", [])
+        if at or mirror.get("pull-from-mirror", "all") != "digest-only"
     ]
     return (*places, MirrorSource(name))
 
 
 def _find_entry(root: Path, name: str) -> dict[str, Any]:
     """Return the entry with the longest prefix of a name; empty without one."""
-    found: dict[str, Any] = {}
+    longest: dict[str, Any] = {}
     for path in sorted((root / _DIRECTORY).glob("*.conf")):
-        for each in tomllib.loads(path.read_text("utf-8")).get("registry", []):
-            prefix = each.get("prefix") or each["location"]
+        for registry in tomllib.loads(path.read_text("utf-8")).get("registry", []):
+            prefix = registry.get("prefix") or registry["location"]
             is_covered = name == prefix or name.startswith(f"{prefix}/")
-            if is_covered and len(prefix) >= len(found.get("prefix", "")):
-                found = {**each, "prefix": prefix}
-    return found
+            if is_covered and len(prefix) >= len(longest.get("prefix", "")):
+                longest = {**registry, "prefix": prefix}
+    return longest
 
 
 _T = TypeVar("_T")
@@ -162,7 +162,7 @@ class RemoteImages:
         *mirrors, (_, last) = failures
         if not mirrors:
             raise last
-        text = "] [".join(f"{source.name}@{self._reference}: {each}" for source, each in mirrors)
+        text = "] [".join(f"{source.name}@{self._reference}: {error}" for source, error in mirrors)
         raise OperationError(f"(Mirrors also failed: [{text}]): {last}")
 
     @contextmanager
@@ -198,22 +198,22 @@ class RemoteImages:
         return str(error)
 
 
-def _convert_image(host: str, repository: str, found: ResolvedImage) -> Image:
-    configuration = json.loads(found.config)
+def _convert_image(host: str, repository: str, resolved: ResolvedImage) -> Image:
+    configuration = json.loads(resolved.config)
     labels = (configuration.get("config") or {}).get("Labels") or {}
     return Image(
         registry=host,
         repository=repository,
-        digest=found.digest,
+        digest=resolved.digest,
         version=str(labels.get(_VERSION_LABEL, "")),
         layers=tuple(
-            CatalogueLayer(each.digest, each.size, is_chunk=False) for each in found.layers
+            CatalogueLayer(layer.digest, layer.size, is_chunk=False) for layer in resolved.layers
         ),
-        architecture=found.architecture,
+        architecture=resolved.architecture,
         timestamp=int(parse_rfc3339(configuration.get("created")) or 0),
         labels={str(name): str(value) for name, value in labels.items()},
-        list_digest=found.index_digest,
-        manifest=found.manifest.content.decode("utf-8"),
-        configuration=found.config.decode("utf-8"),
-        content=hashlib.sha256(found.digest.encode()).hexdigest()[:16],
+        list_digest=resolved.index_digest,
+        manifest=resolved.manifest.content.decode("utf-8"),
+        configuration=resolved.config.decode("utf-8"),
+        content=hashlib.sha256(resolved.digest.encode()).hexdigest()[:16],
     )

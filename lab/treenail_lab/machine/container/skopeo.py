@@ -36,17 +36,17 @@ def main(arguments: list[str]) -> int:
     if verb != "inspect" or not reference.startswith(_TRANSPORT):
         return _print_failure(f"cannot run skopeo {verb} {reference}: not emulated")
     try:
-        found = images.load_catalogue(Path(catalogue))
+        known_images = images.load_catalogue(Path(catalogue))
         pull_spec = reference.removeprefix(_TRANSPORT)
-        if found.is_in_registry(pull_spec) and "--raw" in options:
+        if known_images.is_in_registry(pull_spec) and "--raw" in options:
             remote = open_remote(pull_spec, Path(root))
             print(remote.read_manifest().decode(), end="")
             return 0
-        listed = found.find_listed(pull_spec) if "--raw" in options else ()
+        listed = known_images.find_listed(pull_spec) if "--raw" in options else ()
         if listed:
             print(images.render_manifest_list(listed), end="")
             return 0
-        image = open_image(pull_spec, found, Path(root))
+        image = open_image(pull_spec, known_images, Path(root))
     except OperationError as error:
         return _print_failure(f'Error parsing image name \\"{reference}\\": {error}')
     if failure := image.faults.get("inspect"):

@@ -150,8 +150,8 @@ class Ignition:
         lines = place.read_text("utf-8").splitlines() if place.exists() else []
         names = [line.split()[1] for line in lines if line.startswith(("enable ", "disable "))]
         units = UnitFileTree(self._root)
-        found = [name for name in names if units.find_file(name) is not None]
-        units.preset_units(found, runtime=False, force=False)
+        present = [name for name in names if units.find_file(name) is not None]
+        units.preset_units(present, runtime=False, force=False)
 
 
 def find_cause(log: str) -> str:

@@ -439,8 +439,8 @@ class LabMachine:
         """Return the number of the first deployment that boots; count the tries of those before."""
         deployments = Sysroot(self.root).read_written()
         catalogue = images.load_catalogue(self._images_file)
-        for number, each in enumerate(deployments):
-            image = catalogue.find_by_digest(each.digest)
+        for number, deployment in enumerate(deployments):
+            image = catalogue.find_by_digest(deployment.digest)
             if image is None or "boot" not in image.faults:
                 return number
             self.failed_boot_count += self.read_settings().boot_tries

@@ -169,7 +169,14 @@ class Sysroot:
         """Return the booted deployment: that of the kernel, or of the last soft reboot."""
         soft_booted_id = self._booted.read_text(encoding="utf-8") if self._booted.exists() else ""
         if soft_booted_id:
-            return next((each for each in self.read_written() if each.id == soft_booted_id), None)
+            return next(
+                (
+                    deployment
+                    for deployment in self.read_written()
+                    if deployment.id == soft_booted_id
+                ),
+                None,
+            )
         if not self._cmdline.exists():
             return None
         arguments = self._cmdline.read_text(encoding="utf-8").split()
@@ -178,7 +185,9 @@ class Sysroot:
     def find_live(self) -> SysrootDeployment | None:
         """Return the deployment whose /etc is at /etc: the last one that was booted."""
         name = self.trees.read_live()
-        return next((each for each in self.read_written() if each.id == name), None)
+        return next(
+            (deployment for deployment in self.read_written() if deployment.id == name), None
+        )
 
     def list_deployments(self) -> tuple[SysrootDeployment, ...]:
         """Return all deployments, the staged one first."""
@@ -264,7 +273,8 @@ class Sysroot:
         prepared = self._next.read_text(encoding="utf-8") if self._next.exists() else ""
         self._next.unlink(missing_ok=True)
         chosen = next(
-            (each for each in self.read_written() if each.id == prepared), self.find_booted()
+            (deployment for deployment in self.read_written() if deployment.id == prepared),
+            self.find_booted(),
         )
         if chosen is None:
             raise ValueError("cannot reboot softly: no deployment is booted")

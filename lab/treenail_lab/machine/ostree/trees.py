@@ -34,12 +34,12 @@ class UnpackedImages:
         if not name:
             return []
         root = self.find_directory(name)
-        found = []
+        paths = []
         for place, directories, files in os.walk(root):
             below = PurePosixPath("/", Path(place).relative_to(root))
-            links = [each for each in directories if Path(place, each).is_symlink()]
-            found += [str(below / each) for each in (*files, *links)]
-        return sorted(path for path in found if not path.startswith(_LEFT_OUT))
+            links = [directory for directory in directories if Path(place, directory).is_symlink()]
+            paths += [str(below / entry) for entry in (*files, *links)]
+        return sorted(path for path in paths if not path.startswith(_LEFT_OUT))
 
     def unpack_layers(self, name: str, layers: Iterable[Path]) -> None:
         """Unpack the layers of an image, the lowest first, unless that is done already."""
@@ -62,8 +62,8 @@ def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.name == _OPAQUE:
-        for each in place.parent.iterdir():
-            _remove(each)
+        for child in place.parent.iterdir():
+            _remove(child)
         return
     if place.name.startswith(_WHITEOUT):
         _remove(place.with_name(place.name.removeprefix(_WHITEOUT)))
@@ -170,7 +170,7 @@ class DeploymentTrees:
 
     def prune_trees(self, kept: Collection[TreeContent]) -> None:
         """Remove the trees of all other deployments."""
-        names = {self.find_tree(each) for each in kept}
+        names = {self.find_tree(deployment) for deployment in kept}
         for tree in self._deploy.glob("*/deploy/*"):
             if tree not in names:
                 shutil.rmtree(tree, ignore_errors=True)
@@ -229,11 +229,11 @@ def _merge_etc(old: Path, live: Path, tree: Path) -> None:
     """Write the /etc of the tree: its /usr/etc with all that differs in ``live`` from ``old``."""
     etc = tree / "etc"
     _copy_tree(tree / "usr/etc", etc)
-    found = {path.relative_to(live) for path in live.rglob("*")}
-    for path in (each.relative_to(old) for each in old.rglob("*")):
-        if path not in found:
+    changed = {path.relative_to(live) for path in live.rglob("*")}
+    for path in (file.relative_to(old) for file in old.rglob("*")):
+        if path not in changed:
             _remove_entry(etc / path)
-    for path in sorted(found):
+    for path in sorted(changed):
         if not _is_same(live / path, old / path):
             _copy_entry(live / path, etc / path)
 

@@ -85,7 +85,7 @@ class EmulatedBootc:
             sysroot.find_booted(),
             sysroot.read_written(),
         )
-        others = [each for each in written if each != booted]
+        others = [deployment for deployment in written if deployment != booted]
         queued = bool(written) and written[0] != booted
         status: dict[str, Any] = {
             "staged": _build_entry(staged, locked=sysroot.is_staged_locked()) if staged else None,
@@ -97,7 +97,7 @@ class EmulatedBootc:
             "usrOverlay": None,
         }
         if others[1:]:
-            status["otherDeployments"] = [_build_entry(each) for each in others[1:]]
+            status["otherDeployments"] = [_build_entry(deployment) for deployment in others[1:]]
         spec = staged or booted
         is_known = spec is not None and not _has_local_changes(spec)
         return {
@@ -151,14 +151,14 @@ class EmulatedBootc:
     def _fetch_image(self, name: str, transport: str, progress: "_ProgressWriter") -> Image:
         catalogue = images.load_catalogue(self._host.catalogue)
         if transport == "containers-storage":
-            found = self._host.find_image(name)
-            if name not in self._host.read_storage() or found is None:
+            known = self._host.find_image(name)
+            if name not in self._host.read_storage() or known is None:
                 raise ProgramError(
                     f"{_PREPARING}failed to invoke method OpenImage: "
                     f'reference "[{_STORAGE}]{name}" '
                     "does not resolve to an image ID"
                 )
-            image = found
+            image = known
             if why := pull.find_refusal(self._host.root, "containers-storage", image):
                 raise ProgramError(f"{_PREPARING}failed to invoke method OpenImage: {why}")
         else:
@@ -223,10 +223,10 @@ class _ProgressWriter:
         """
         layers = [
             {"subtask": "ostree chunk", "description": f"ostree chunk: {short}", "id": short,
-             "bytesCached": 0, "bytes": size, "bytesTotal": each.size_bytes * unpacked}
-            for index, each in enumerate(image.layers[: number + 1])
-            for short in [each.digest.removeprefix("sha256:")[:_SHORT_DIGEST]]
-            for size in [(fetched if index == number else each.size_bytes) * unpacked]
+             "bytesCached": 0, "bytes": size, "bytesTotal": layer.size_bytes * unpacked}
+            for index, layer in enumerate(image.layers[: number + 1])
+            for short in [layer.digest.removeprefix("sha256:")[:_SHORT_DIGEST]]
+            for size in [(fetched if index == number else layer.size_bytes) * unpacked]
         ]  # fmt: skip
         is_done = fetched == image.layers[number].size_bytes
         self._write_event({
@@ -295,8 +295,8 @@ def _build_entry(deployment: SysrootDeployment, *, locked: bool = False) -> dict
 def _build_reference(deployment: SysrootDeployment) -> dict[str, Any]:
     for (transport, signed), scheme in _REFSPECS.items():
         if deployment.refspec.startswith(scheme):
-            found = {"image": deployment.refspec.removeprefix(scheme), "transport": transport}
-            return {**found, "signature": "containerPolicy"} if signed else found
+            reference = {"image": deployment.refspec.removeprefix(scheme), "transport": transport}
+            return {**reference, "signature": "containerPolicy"} if signed else reference
     return {"image": pull.parse_pull_spec(deployment.refspec), "transport": "registry"}
 
 

@@ -59,11 +59,11 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
                 return _PODMAN_FAILED
             return _run_podman_pull(host, image)
         case ["image", "inspect", "--format", "json", image] if image in host.read_storage():
-            found = host.find_image(image)
+            stored = host.find_image(image)
             labels = (
                 {}
-                if found is None
-                else json.loads(found.render_configuration())["config"]["Labels"]
+                if stored is None
+                else json.loads(stored.render_configuration())["config"]["Labels"]
             )
             print(json.dumps([{"RepoDigests": [image], "Labels": labels}]))
             return 0
@@ -94,11 +94,11 @@ def _run_podman(host: ProgramContext, arguments: list[str]) -> int:
 
 def _mount_image(host: ProgramContext, image: str) -> Path:
     """Write the tree of the image; unlike a deployment it has /etc and no /usr/etc."""
-    found = host.find_image(image)
+    stored = host.find_image(image)
     place = _find_mount(host, image)
     shutil.rmtree(place, ignore_errors=True)
-    if found is not None:
-        tree = host.sysroot.trees.write_tree(make_deployment(found, image, ()), place)
+    if stored is not None:
+        tree = host.sysroot.trees.write_tree(make_deployment(stored, image, ()), place)
         (tree / "usr/etc").rename(tree / "etc")
     return place
 
@@ -110,46 +110,46 @@ def _find_mount(host: ProgramContext, image: str) -> Path:
 def _run_podman_pull(host: ProgramContext, image: str) -> int:
     print(f"Trying to pull {image}...", file=sys.stderr)
     try:
-        found = pull.open_image(image, images.load_catalogue(host.catalogue), host.root)
+        remote = pull.open_image(image, images.load_catalogue(host.catalogue), host.root)
     except OperationError as error:
         words = str(error).rpartition("OpenImage: ")[2]
         print(f"Error: initializing source docker://{image}: {words}", file=sys.stderr)
         return _PODMAN_FAILED
-    if why := pull.find_refusal(host.root, "docker", found):
+    if why := pull.find_refusal(host.root, "docker", remote):
         print(f"Error: copying system image from manifest list: Source image rejected: {why}",
               file=sys.stderr)  # fmt: skip
         return _PODMAN_FAILED
     print("Getting image source signatures", file=sys.stderr)
     if image not in host.read_storage():
-        for number, layer in enumerate(found.layers):
+        for number, layer in enumerate(remote.layers):
             # podman reports each blob when its download begins; several run in parallel.
             last = number + _PARALLEL_BLOBS
-            for begun in found.layers[last - 1 if number else 0 : last]:
+            for begun in remote.layers[last - 1 if number else 0 : last]:
                 print(f"Copying blob {begun.digest}", file=sys.stderr, flush=True)
             host.wait(layer.size_bytes / host.settings().pull_bytes_per_s)
-            failure = host.settings().pull_error or found.faults.get("pull", "")
+            failure = host.settings().pull_error or remote.faults.get("pull", "")
             if failure:
                 print(f"Error: copying system image from manifest: {failure}", file=sys.stderr)
                 return _PODMAN_FAILED
         try:
-            host.download_image(found, image)
+            host.download_image(remote, image)
         except OperationError as error:
             print(f"Error: copying system image from manifest: {error}", file=sys.stderr)
             return _PODMAN_FAILED
         print("Copying config\nWriting manifest to image destination", file=sys.stderr)
         host.write_storage({*host.read_storage(), image})
-    print(found.digest)
+    print(remote.digest)
     return 0
 
 
 def _run_podman_cp(host: ProgramContext, source: str, target: Path) -> int:
     name, _, path = source.partition(":")
     image = (host.containers_directory / name).read_text(encoding="utf-8")
-    found = host.find_image(image)
-    if found is None or not found.packages or path != "/usr/share/rpm-ostree/extensions/.":
+    stored = host.find_image(image)
+    if stored is None or not stored.packages or path != "/usr/share/rpm-ostree/extensions/.":
         print(f'Error: "{path}" could not be found on container {name}', file=sys.stderr)
         return _PODMAN_FAILED
-    for package in found.packages:
+    for package in stored.packages:
         (target / f"{package}.rpm").touch()
     return 0
 
@@ -157,7 +157,9 @@ def _run_podman_cp(host: ProgramContext, source: str, target: Path) -> int:
 def _run_ostree(host: ProgramContext, arguments: list[str]) -> int:
     match arguments:
         case ["show", "--print-metadata-key=ostree.container.image-config", checksum]:
-            commits = {each.checksum: each for each in host.sysroot.list_deployments()}
+            commits = {
+                deployment.checksum: deployment for deployment in host.sysroot.list_deployments()
+            }
             if checksum not in commits:
                 print(f"error: No such metadata object {checksum}.commit", file=sys.stderr)
                 return 1
@@ -192,18 +194,20 @@ def _run_undeploy(host: ProgramContext, number: int) -> int:
             host.sysroot.drop_staged()
         else:
             host.sysroot.write_deployments(
-                tuple(each for each in host.sysroot.read_written() if each != chosen)
+                tuple(
+                    deployment for deployment in host.sysroot.read_written() if deployment != chosen
+                )
             )
     return 0
 
 
 def _run_pin(host: ProgramContext, index: int, *, pinned: bool) -> int:
     with host.lock_sysroot():
-        found = host.sysroot.list_deployments()
-        if index >= len(found) or found[index] == host.sysroot.read_staged():
+        deployments = host.sysroot.list_deployments()
+        if index >= len(deployments) or deployments[index] == host.sysroot.read_staged():
             print(f"error: Out of range deployment index {index}, or staged", file=sys.stderr)
             return 1
-        host.sysroot.set_pinned(found[index], pinned=pinned)
+        host.sysroot.set_pinned(deployments[index], pinned=pinned)
     return 0
 
 
@@ -244,13 +248,13 @@ def _run_update_ca_trust(host: ProgramContext, arguments: list[str]) -> int:
     if arguments not in ([], ["extract"]):
         print(f"Error: unknown command: {shlex.join(arguments)}", file=sys.stderr)
         return 1
-    found = sorted(
-        each for place in _TRUST_SOURCES for each in (host.root / place).glob("*") if each.is_file()
+    anchors = sorted(
+        path for place in _TRUST_SOURCES for path in (host.root / place).glob("*") if path.is_file()
     )
     bundle = host.root / "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"
     bundle.parent.mkdir(parents=True, exist_ok=True)
     scratch = bundle.with_suffix(".new")
-    scratch.write_bytes(b"".join(each.read_bytes() for each in found))
+    scratch.write_bytes(b"".join(anchor.read_bytes() for anchor in anchors))
     scratch.replace(bundle)
     return 0
 

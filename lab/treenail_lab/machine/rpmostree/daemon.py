@@ -274,7 +274,9 @@ class EmulatedRpmOstree:
 
     def _handle_managed_objects(self, _call: MethodCall) -> ReplyValues:
         objects = (self._sysroot_object, self._os_object)
-        return ({each.path: {each.interface: each.read_properties()} for each in objects},)
+        return (
+            {managed.path: {managed.interface: managed.read_properties()} for managed in objects},
+        )
 
     def _begin_transaction(
         self, call: MethodCall, title: str, work: Callable[[], TransactionWork]

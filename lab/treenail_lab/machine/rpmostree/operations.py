@@ -281,7 +281,9 @@ def roll_back_deployment(host: OperationContext, options: TransactionOptions) ->
     if target is None or len(written) == 1:
         raise OperationError("No rollback deployment found")
     yield emit_message(f"Moving '{target.checksum}.{target.serial}' to be first deployment")
-    sysroot.write_deployments((target, *(each for each in written if each != target)))
+    sysroot.write_deployments(
+        (target, *(deployment for deployment in written if deployment != target))
+    )
     _reboot_if_requested(host, wanted=options.should_reboot)
 
 
@@ -297,9 +299,11 @@ def clean_up_deployments(host: OperationContext, elements: list[str]) -> Transac
     booted = sysroot.find_booted()
     start = old.index(booted) if booted in old else len(old)
     kept = tuple(
-        each
-        for index, each in enumerate(old)
-        if each == booted or each.pinned or not (drops_pending if index < start else drops_rollback)
+        deployment
+        for index, deployment in enumerate(old)
+        if deployment == booted
+        or deployment.pinned
+        or not (drops_pending if index < start else drops_rollback)
     )
     if kept != old:
         sysroot.write_deployments(kept)
@@ -385,14 +389,14 @@ def _deploy_image(
     if options.should_reboot:
         check_inhibitors(host)
     pulled = _replace_digest(refspec, options.revision) if options.revision else refspec
-    found = yield from host.fetch(pulled, refspec, base.kernel_arguments)
+    fetched = yield from host.fetch(pulled, refspec, base.kernel_arguments)
     yield emit_progress_end()
-    deployment = packages.apply_to(base, found.deployment, idempotent=options.is_idempotent)
+    deployment = packages.apply_to(base, fetched.deployment, idempotent=options.is_idempotent)
     _check_packages(host, deployment)
     if "@sha256:" in refspec:
         deployment = replace(deployment, custom_origin=options.custom_origin)
     yield from _stage_deployment(
-        host, deployment, options, fault=found.fault, sanity_fault=found.sanity_fault
+        host, deployment, options, fault=fetched.fault, sanity_fault=fetched.sanity_fault
     )
 
 
@@ -479,12 +483,12 @@ _SCHEME = "file://"
 
 def list_packages(root: Path) -> frozenset[str]:
     """Return the packages in the machine's repositories with a ``file://`` URL."""
-    found: set[str] = set()
+    packages: set[str] = set()
     for file in sorted((root / "etc/yum.repos.d").glob("*.repo")):
         repositories = ConfigParser(interpolation=None)
         repositories.read(file, encoding="utf-8")
         for name in repositories.sections():
             place = repositories[name].get("baseurl", "")
             if place.startswith(_SCHEME):
-                found |= {each.stem for each in Path(place.removeprefix(_SCHEME)).glob("*.rpm")}
-    return frozenset(found)
+                packages |= {path.stem for path in Path(place.removeprefix(_SCHEME)).glob("*.rpm")}
+    return frozenset(packages)

@@ -181,10 +181,10 @@ class OsMethods:
     def _find_deployment(self, index: str, *, pending: bool) -> SysrootDeployment:
         sysroot = self._host.sysroot
         if not index:
-            found = sysroot.find_base() if pending else sysroot.find_booted()
-            if found is None:
+            deployment = sysroot.find_base() if pending else sysroot.find_booted()
+            if deployment is None:
                 raise MethodError(FAILED, f"No deployments found for os {STATEROOT}")
-            return found
+            return deployment
         if not index.isdecimal():
             text = f"Invalid deployment index {index}, must be a number and >= 0"
             raise MethodError(DAEMON_FAILED, text)

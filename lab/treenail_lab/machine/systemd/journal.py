@@ -160,8 +160,8 @@ def _add_field(fields: JournalEntry, key: str, value: str) -> None:
 
 
 def _has_value(entry: JournalEntry, key: str, value: str) -> bool:
-    found = entry.get(key, [])
-    return value == found if isinstance(found, str) else value in found
+    recorded = entry.get(key, [])
+    return value == recorded if isinstance(recorded, str) else value in recorded
 
 
 def _read_files(content: bytes) -> bytes:

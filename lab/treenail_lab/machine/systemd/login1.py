@@ -66,7 +66,7 @@ class LogindInhibitors:
 
     def find_locks(self, what: str, *modes: str) -> tuple[LogindInhibitor, ...]:
         """Return the locks on ``what`` in one of the modes."""
-        return tuple(each for each in self._locks.values() if each.is_for(what, modes))
+        return tuple(lock for lock in self._locks.values() if lock.is_for(what, modes))
 
     def list_inhibited(self, mode: str) -> str:
         """Return the operations that are inhibited in that mode, joined by colons."""
@@ -169,7 +169,7 @@ class EmulatedLogind:
         if flags & SKIP_INHIBITORS:
             return
         # Up to 256 the locks of the caller's own user do not count, so root's not for root.
-        others = any(each.uid != os.getuid() for each in blocking)
+        others = any(lock.uid != os.getuid() for lock in blocking)
         if is_check_requested and (weak or (blocked if version >= 257 else others)):
             raise MethodError(ACCESS_DENIED, "Access denied to root due to active block inhibitor")
         if blocked and version >= 257:

@@ -221,7 +221,7 @@ def _expand_variables(argv: Iterable[str], environment: Mapping[str, str]) -> It
         else:
             yield re.sub(
                 r"\$(?:\$|\{([^}]*)\})",
-                lambda found: "$" if found[1] is None else environment.get(found[1], ""),
+                lambda match: "$" if match[1] is None else environment.get(match[1], ""),
                 word,
             )
 

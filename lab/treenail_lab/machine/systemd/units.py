@@ -69,13 +69,13 @@ class LoadedUnit:
         self.load = "not-found" if self.fragment is None else "loaded"
         if files.is_masked(self.name):
             self.load, self.drop_ins = "masked", []
-        found = {}
+        settings = {}
         if self.load == "loaded" and self.fragment is not None:
-            found = read_unit_settings([self.fragment, *self.drop_ins])
-        self.description = found.get("Unit.Description", self.name)
-        self.kind = found.get("Service.Type", "simple")
-        self.remain = found.get("Service.RemainAfterExit", "no") in ("yes", "true", "on", "1")
-        self.is_reloadable = "Service.ExecReload" in found
+            settings = read_unit_settings([self.fragment, *self.drop_ins])
+        self.description = settings.get("Unit.Description", self.name)
+        self.kind = settings.get("Service.Type", "simple")
+        self.remain = settings.get("Service.RemainAfterExit", "no") in ("yes", "true", "on", "1")
+        self.is_reloadable = "Service.ExecReload" in settings
 
     def begin_run(self) -> None:
         """Begin a run with a new invocation id."""
