@@ -24,6 +24,8 @@ from treenail.registry.transport import (
     parse_url,
 )
 
+# Logins for Docker Hub are stored under any of these names: docker writes index.docker.io, podman
+# docker.io.
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
@@ -53,6 +55,8 @@ class Login:
     @property
     def basic(self) -> str:
         """The value of Authorization for HTTP Basic."""
+        # RFC 7617 leaves the encoding of the pair open; pull secrets may hold bytes that are not
+        # UTF-8.
         pair = f"{self.user}:{self.password}".encode("utf-8", "surrogateescape")
         return f"Basic {base64.b64encode(pair).decode()}"
 
@@ -94,6 +98,7 @@ def _read_login(entry: LoginEntry) -> Login:
 WITHHELD = "<withheld>"
 _TEXT_LIMIT = 300
 _CHALLENGES, _CHALLENGE_LIMIT = 4, 4096
+# One parameter of a challenge: a token or a quoted string (RFC 9110, 11.2).
 _CHALLENGE = re.compile(r'\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _CLIENT_ID = "treenail"
@@ -168,6 +173,7 @@ class Authorization:
             self._challenge = _read_bearer(challenges["bearer"], answer.url, action=action)
             return self._tokens.pop(scopes, None) is None or had_header
         if "basic" in challenges and not self._login.is_anonymous:
+            # An identity token is a refresh token: only a token server takes it, not HTTP Basic.
             if not self._login.password and self._login.identity_token:
                 return False
             self._is_basic = True
@@ -188,6 +194,8 @@ class Authorization:
         realm = challenge.realm
         fields = [("service", challenge.service), *(("scope", scope) for scope in scopes)]
         headers = {"Accept": "application/json"}
+        # OAuth2 form of the token protocol (distribution, spec/auth/oauth.md): client_id is
+        # required, and scopes are one text instead of one parameter each.
         if self._login.identity_token:
             form = [
                 ("grant_type", "refresh_token"),
@@ -213,6 +221,8 @@ class Authorization:
     def _make_token_error(self, answer: RegistryAnswer, *, action: str) -> Exception:
         address = answer.url.address
         code, text = read_error_text(answer, self._limits)
+        # Token servers answer 401 for a wrong password (spec/auth/token.md), OAuth2 ones 400
+        # invalid_grant for a refresh token that has expired (RFC 6749, 5.2).
         if answer.status in {400, 401, 403}:
             return LoginRefused(
                 f"cannot {action}: the token server {address} refuses the login "
@@ -233,6 +243,7 @@ class Authorization:
         except (ValueError, RecursionError):
             document = None
         fields = document if isinstance(document, dict) else {}
+        # Either name is allowed, or both with equal values (distribution, spec/auth/token.md).
         text = fields.get("token") or fields.get("access_token")
         if not isinstance(text, str) or not _TOKEN.fullmatch(text):
             raise AnswerInvalid(

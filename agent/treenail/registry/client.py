@@ -96,6 +96,8 @@ class RegistryClient:
             path = f"manifests/{reference}"
             answer = self._get(repository, path, {"Accept": _ACCEPT}, action=action, method="HEAD")
             answer.read(0)
+            # Registries of earlier versions of the API may leave out the digest: then the content
+            # has it.
             digest, size = answer.get_header("Docker-Content-Digest"), _read_length(answer)
             if not digest or size is None:
                 manifest = self.get_manifest(repository, reference)
@@ -131,11 +133,15 @@ class RegistryClient:
             )
             self.expect(answer, {200, 201, 202}, action=action)
             answer.read(self.limits.error_bytes)
+            # Some registries convert manifests between Docker's types and those of OCI: then
+            # references by digest, such as those of nodes, would find nothing.
             stored = answer.get_header("Docker-Content-Digest")
             if stored and stored != digest:
                 raise errors.DigestMismatch(
                     f"cannot {action}: {self.host} stored it as {stored[:100]!r}, not as {digest}"
                 )
+            # A registry with the referrers API confirms the subject by this header. Without it the
+            # client must add the manifest to the referrers tag (OCI distribution API 1.1).
             return digest, bool(answer.get_header("OCI-Subject"))
 
         return self.retry(push)
@@ -148,6 +154,8 @@ class RegistryClient:
 
         def delete() -> None:
             url = self.make_url(repository, f"manifests/{digest}")
+            # docker-registry has an action of its own for deletion; a token for push does not
+            # permit it.
             scopes = (f"repository:{repository}:delete,pull",)
             answer = self.send("DELETE", url, {}, scopes=scopes, action=action)
             self.expect(answer, {200, 202, 204}, action=action)
@@ -170,6 +178,8 @@ class RegistryClient:
             url = self.find_next_page(answer, action=action)
             if len(tags) > self.limits.tags:
                 raise errors.AnswerInvalid(f"cannot {action}: more than {self.limits.tags} tags")
+            # A registry that ignores the query of its own Link would send the first page again and
+            # again.
             if url is not None and len(tags) == before:
                 break
         raise errors.AnswerInvalid(f"cannot {action}: {self.host} returns pages without an end")
@@ -228,6 +238,7 @@ class RegistryClient:
         answer = self._get(repository, f"blobs/{descriptor.digest}", headers, action=action)
         answer.allow_transfer(descriptor.size)
         position = 0
+        # A server may answer 200 with the whole blob to a request with Range (RFC 9110, 14.2).
         if answer.status == 206:
             if not answer.get_header("Content-Range").startswith(f"bytes {start}-"):
                 answer.close()
@@ -287,6 +298,8 @@ class RegistryClient:
         action: str,
     ) -> RegistryAnswer:
         """Send one request with the login that the registry demands."""
+        # Before a challenge requests have no login: only the challenge says whether the registry
+        # wants HTTP Basic or a token, and of which server.
         tries = _AUTHORIZATION_TRIES
         while True:
             tries -= 1
@@ -323,6 +336,8 @@ class RegistryClient:
 
     def parse_location(self, answer: RegistryAnswer, *, action: str) -> Url:
         """Return the Location of an upload; it must be of this registry, which has the login."""
+        # The Location may be absolute or relative, and its query holds the state of the upload:
+        # clients must not assemble it (OCI distribution API, Pushing blobs).
         url = self._parse_link(answer.get_header("Location"), answer.url, action=action)
         if url.host != self._base.host:
             raise errors.AnswerInvalid(
@@ -350,6 +365,8 @@ class RegistryClient:
         """Send a request for content, and follow redirects to other hosts without the login."""
         url = self.make_url(repository, path)
         scopes = _pull(repository)
+        # Registries redirect blobs to object storage or a CDN. That URL is signed, and storage such
+        # as S3 rejects a request with an Authorization beside the signature.
         for _redirect in range(self.limits.redirects + 1):
             if url.origin == self._base.origin:
                 answer = self.send(method, url, headers, scopes=scopes, action=action)
@@ -370,6 +387,8 @@ class RegistryClient:
 
     def find_next_page(self, answer: RegistryAnswer, *, action: str) -> Url | None:
         """Return the next page of a list (RFC 8288), which must be of this registry."""
+        # `Link: </v2/NAME/tags/list?n=100&last=TAG>; rel="next"`: the target may be relative to the
+        # URL of this page.
         link = answer.get_header("Link")
         target, _, parameters = link.partition(">")
         if not target.startswith("<") or 'rel="next"' not in parameters.replace("'", '"'):
@@ -417,6 +436,7 @@ def _make_manifest(
         document = None
     if not isinstance(document, dict):
         raise errors.AnswerInvalid(f"cannot {action}: {address} sent no JSON object")
+    # Docker manifests always have a mediaType; OCI ones need not (image-spec, manifest.md).
     media_type = document.get("mediaType") or _read_media_type(answer)
     # One content must not be an index to one reader and an image to another.
     if not isinstance(media_type, str) or media_type not in (
@@ -427,6 +447,8 @@ def _make_manifest(
             f"cannot {action}: expected a manifest of OCI or Docker schema 2, found the media "
             f"type {str(media_type)[:100]!r}"
         )
+    # Clients that decide by the media type and clients that decide by the fields would read two
+    # different images from one digest (CVE-2021-41190).
     has_layers, has_manifests = "layers" in document, "manifests" in document
     if has_layers in (media_type in names.INDEX_TYPES, has_manifests):
         raise errors.AnswerInvalid(f"cannot {action}: its content is not that of {media_type}")
@@ -458,6 +480,7 @@ def _read_tags(content: bytes, *, action: str, host: str) -> list[str]:
         document = json.loads(content)
     except (ValueError, RecursionError):
         document = None
+    # docker-registry answers "tags": null for a repository whose tags were all deleted.
     tags = (document.get("tags") if isinstance(document, dict) else None) or []
     is_list = isinstance(document, dict) and isinstance(tags, list)
     if not is_list or not all(isinstance(tag, str) for tag in tags):

@@ -108,6 +108,7 @@ def make_status_error(
             status=status,
             remedy="give the login the permission for this repository, or use another login",
         )
+    # docker-registry answers 405 to a DELETE unless REGISTRY_STORAGE_DELETE_ENABLED is true.
     if code == "UNSUPPORTED" or status == 405:
         return Unsupported(
             f"cannot {action}: {host} does not support it ({status}{said})",
@@ -127,6 +128,7 @@ def make_status_error(
             f"cannot {action}: {host} limits the request rate (429{said})",
             retry_after_s=retry_after_s,
         )
+    # 507 is Insufficient Storage (RFC 4918, 11.5). docker-registry answers 500 for a full disk.
     if status == 408 or status >= 500:
         is_full = status == 507 or _FULL.search(text) is not None
         cause = "has no space left" if is_full else "failed"

@@ -87,6 +87,7 @@ def find_instance(content: bytes, architecture: str, *, where: str) -> names.Des
     present: set[str] = set()
     for entry in entries[:_INSTANCES_LIMIT] if isinstance(entries, list) else ():
         platform = entry.get("platform") if isinstance(entry, dict) else None
+        # BuildKit lists attestations beside the images, with the platform unknown/unknown.
         if not isinstance(platform, dict) or platform.get("os") != "linux":
             continue
         if platform.get("architecture") == architecture:
@@ -111,6 +112,7 @@ def copy_blobs(
     if is_same and source_repository == repository:
         return 0
     left = list({blob.digest: blob for blob in blobs}.values())
+    # A mount needs both repositories in one registry (OCI distribution API, Mounting a blob).
     if is_same:
         left = _mount_blobs(target, repository, left, source_repository)
 
@@ -272,6 +274,8 @@ def _read_image(
         described = None
     if not isinstance(described, dict):
         raise errors.AnswerInvalid(f"cannot use {where}: its config is no JSON object")
+    # A manifest without a list has no platform: only the config names the architecture (image-spec,
+    # config.md).
     actual = described.get("architecture")
     if actual != architecture:
         raise errors.NotFound(

@@ -17,12 +17,14 @@ MANIFEST_TYPES = (OCI_MANIFEST, DOCKER_MANIFEST)
 INDEX_TYPES = (OCI_INDEX, DOCKER_LIST)
 
 _HOST = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?(:[0-9]{1,5})?")
+# The grammar of names and tags is that of the OCI distribution API, Pulling manifests.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _REPOSITORY_LIMIT = 255
 _DOCKER_HUB = {"docker.io", "index.docker.io"}
+# Larger integers are not portable in JSON (RFC 8259, section 6).
 _SIZE_LIMIT = 2**53
 
 
@@ -91,6 +93,7 @@ def check_digest(digest: str) -> str:
 
 def get_endpoint(host: str) -> str:
     """Return the host that serves the API of a registry: Docker Hub has another one."""
+    # docker.io serves web pages; the API is on this host (containers/image, docker_client.go).
     return "registry-1.docker.io" if host in _DOCKER_HUB else host
 
 

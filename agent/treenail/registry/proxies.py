@@ -46,6 +46,7 @@ def read_proxy_settings(environment: Mapping[str, str]) -> ProxySettings:
 def _parse_proxy(url: str) -> Proxy:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
+        # 80 is the default of Go's net/http; curl takes 1080.
         host, port = parts.hostname, parts.port or 80
     except ValueError:
         parts, host, port = None, None, 0
@@ -65,6 +66,8 @@ def _matches(exception: str, host: str, port: int) -> bool:
     """Return whether an entry of NO_PROXY names the host: a domain, an address or a network."""
     if exception == "*":
         return True
+    # An entry may have a port, as in Go (golang.org/x/net/http/httpproxy); an IPv6 address has
+    # colons of its own.
     name, colon, listed_port = exception.rpartition(":")
     if colon and listed_port.isdigit() and "]" not in listed_port and name.count(":") == 0:
         if int(listed_port) != port:

@@ -10,6 +10,7 @@ from functools import partial
 from treenail.registry import errors, names, transport, uploads
 from treenail.registry.client import RegistryClient
 
+# The config of an artifact without one is this blob (image-spec, manifest.md, empty descriptor).
 EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 _REFERRERS_LIMIT = 1000
@@ -25,6 +26,8 @@ def get_referrers(
     action = f"list the referrers of {client.format_image(repository, digest)}"
     try:
         artifacts = _list_by_api(client, repository, digest, action=action)
+    # 404 means that the registry lacks the API: an image without referrers has an empty list.
+    # docker-registry 2.8 lacks it.
     except (errors.NotFound, errors.Unsupported):
         artifacts = _list_by_tag(client, repository, digest)
     return tuple(
@@ -68,6 +71,7 @@ def attach(
 
 def make_referrers_tag(digest: str) -> str:
     """Return the tag of the list of referrers in registries without the API."""
+    # "Referrers Tag Schema" of the OCI distribution API 1.1.
     return digest.replace(":", "-", 1)
 
 

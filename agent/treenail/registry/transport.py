@@ -259,6 +259,8 @@ class RegistryTransport:
         place = (url.host, url.port) if proxy is None else (proxy.host, proxy.port)
         plain = socket.create_connection(place, self._limits.connect_s)
         try:
+            # http.client sends head and body apart: Nagle's algorithm would hold back the body
+            # until the server has acknowledged the head.
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if proxy is not None:
                 self._open_tunnel(plain, url, proxy, deadline)
@@ -280,6 +282,7 @@ class RegistryTransport:
         limited.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode("ascii"))
         response = http.client.HTTPResponse(limited, method="CONNECT")  # type: ignore[arg-type]
         response.begin()
+        # A proxy answers 407 without a valid login, and often 403 for a port other than 443.
         if response.status != 200:
             raise _ProxyRefusal(f"the proxy {proxy.host}:{proxy.port} answered {response.status}")
 
@@ -319,12 +322,15 @@ class _Connection:
         self.origin = origin
         self._socket = limited
         self._connection = http.client.HTTPConnection("registry")
+        # http.client would open a connection of its own, without TLS and without the deadline, when
+        # the server has closed this one.
         self._connection.auto_open = 0
         self._connection.sock = limited
 
     @property
     def can_reuse(self) -> bool:
         """Whether the answer is complete and the server keeps the connection."""
+        # After an answer with "Connection: close" http.client drops its socket (getresponse).
         return self.response.isclosed() and self._connection.sock is not None
 
     def extend_deadline(self, deadline: float) -> None:
@@ -428,6 +434,7 @@ def translate_errors(action: str, address: str) -> Iterator[None]:
             remedy="add the CA of the registry to the trust bundle; see its certificate with: "
             f"openssl s_client -showcerts -connect {_add_port(address)} </dev/null",
         ) from error
+    # TimeoutError and gaierror are subclasses of OSError, so they come first.
     except TimeoutError as error:
         raise Unreachable(f"cannot {action}: {address} does not answer in time") from error
     except socket.gaierror as error:

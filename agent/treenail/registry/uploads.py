@@ -13,6 +13,7 @@ from treenail.registry import names, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import AnswerInvalid, DigestMismatch, RegistryError
 
+# The end of a Range is the position of the last byte; docker-registry writes no unit before it.
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,15})")
 _CHUNK_LIMIT = 512 * 1024 * 1024
 _STARTS = 5
@@ -166,6 +167,8 @@ class _Upload:
         answer = client.send("POST", url, {}, scopes=self._scopes, action=self._action)
         client.expect(answer, {202}, action=self._action)
         answer.read(client.limits.error_bytes)
+        # Storage behind a registry may need large parts, such as 5 MiB in S3; the last one may be
+        # smaller.
         minimum = answer.get_header("OCI-Chunk-Min-Length")
         if minimum.isascii() and minimum.isdigit() and len(minimum) < 12:
             self._chunk = min(max(self._chunk, int(minimum)), _CHUNK_LIMIT)
@@ -198,6 +201,8 @@ class _Upload:
         client, start = self._client, self._position
         headers = {
             "Content-Type": "application/octet-stream",
+            # Without the unit "bytes", unlike in RFC 9110 (OCI distribution API, Pushing a blob in
+            # chunks).
             "Content-Range": f"{start}-{start + self._chunk - 1}",
         }
         body = _FilePart(self._file, start, self._chunk)
@@ -216,6 +221,7 @@ class _Upload:
 
     def _finish(self, place: transport.Url) -> None:
         client = self._client
+        # The Location of an upload may have a query, which must stay.
         joint = "&" if "?" in place.target else "?"
         target = f"{place.target}{joint}digest={self._blob.digest}"
         url = transport.Url(place.scheme, place.host, place.port, target)
