@@ -77,6 +77,8 @@ def append_config_to_list(
         moved += more
     media_type, content = make_index(instances)
     client = destination.client
+    # The list comes last: registries refuse one whose images they do not have (docker-registry:
+    # MANIFEST_BLOB_UNKNOWN).
     digest = client.put_manifest(destination.repository, destination.tag, media_type, content)
     _verify(destination, digest)
     return AppendedImage(digest, layer.digest, moved, tuple(member.digest for member in instances))

@@ -44,6 +44,7 @@ class ImageLayout:
         """Create the layout unless it exists."""
         try:
             self._blobs.mkdir(parents=True, exist_ok=True)
+            # Readers reject a directory without this file (image-spec, image-layout.md).
             (self.path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
             if not self._index.exists():
                 self._write_index([])
@@ -105,6 +106,8 @@ class ImageLayout:
         if self.find_blob(digest) is not None:
             return False
         try:
+            # containers/image writes no blob whose file exists in the layout, whatever its size
+            # (oci/layout/oci_dest.go, TryReusingBlob).
             self._get_path(digest).touch()
         except OSError as error:
             raise _make_file_error("write", self._get_path(digest), error) from error
@@ -116,6 +119,8 @@ class ImageLayout:
 
     def set_name(self, name: str, digest: str, media_type: str, size: int) -> None:
         """Name a manifest; the name moves from another manifest."""
+        # containers/image takes the first entry with a name (oci/layout/oci_transport.go), so an
+        # old one must go.
         entries = [entry for entry in self._read_index() if _get_name(entry) != name]
         entry: decode.Json = {
             "mediaType": media_type,
@@ -195,6 +200,8 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decod
         layers = [dict(layer.values) for layer in manifest.iter_objects("layers")]
         for diff_id, layer in zip(_read_diff_ids(layout, manifest), layers, strict=False):
             media_type = str(layer.get("mediaType", ""))
+            # buildah writes manifests of OCI, in which a layer of a Docker type would be invalid.
+            # Only the type differs: the bytes of the layer are the same.
             layer["mediaType"] = _LAYER_TYPES.get(media_type, media_type)
             by_diff_id.setdefault(diff_id, layer)
     return by_diff_id

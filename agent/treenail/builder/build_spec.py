@@ -176,6 +176,7 @@ def find_step_lines(text: str) -> dict[tuple[int, int], int]:
     """Map stage and step, as buildah counts them, to lines of the Containerfile."""
     step_lines: dict[tuple[int, int], int] = {}
     stage = step = 0
+    # buildah counts FROM as step 1 of its stage; an ARG before the first FROM is no step.
     for instruction in containerfile.parse_containerfile(text).instructions:
         if instruction.keyword == "FROM":
             stage, step = stage + 1, 0
@@ -194,6 +195,7 @@ def find_images(text: str) -> tuple[str, ...]:
     images = {stage.line: stage.image for stage in parsed.stages}
     names = {stage.line: stage.name for stage in parsed.stages}
     references: dict[str, None] = {}
+    # `FROM scratch` begins with an empty root directory; no registry has this image.
     stages: set[str] = {"scratch", ""}
     for instruction in parsed.instructions:
         is_stage = instruction.keyword == "FROM"

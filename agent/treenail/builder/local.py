@@ -156,6 +156,8 @@ class LocalBuilder:
         count = 0
         for path in sorted(self._settings.directory.glob(f"{_PREFIX}*")):
             try:
+                # The kernel drops a flock when the last descriptor closes, also for a killed
+                # process (flock(2)): a lock that is free means that the build is gone.
                 lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
             except OSError:
                 continue
@@ -211,6 +213,8 @@ class LocalBuilder:
             else:
                 path.unlink()
             return
+        # Files that a RUN wrote belong to subordinate IDs: a user other than root can remove them
+        # only in a user namespace with the same map (user_namespaces(7)).
         environ = make_environment(self._environ, path)
         program = SandboxedProgram(self._clock, self._id_maps, environ)
         program.run_program(

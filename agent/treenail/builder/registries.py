@@ -130,6 +130,8 @@ def pull_from_places(
 
 def _find_secret(path: Path) -> Path | None:
     """Return the file of a Secret: itself, or the key in a mounted directory."""
+    # The kubelet mounts a Secret as a directory with one file for each key. The key depends on its
+    # type: kubernetes.io/dockerconfigjson, or the older kubernetes.io/dockercfg.
     for candidate in (path / ".dockerconfigjson", path / ".dockercfg", path):
         if candidate.is_file():
             return candidate

@@ -41,12 +41,20 @@ _FULL_BELOW = 512 * _MIB
 # More than packages of one transaction need.
 _NEEDED_BELOW = 8192 * _MIB
 _FEW_FILES = 100
+# Of imagebuildah/stage_executor.go: the instruction, which may have several lines, and the error of
+# its container.
 _STEP_FAILED = re.compile(r'building at STEP "(.*)": ((?:exit status|while running).*)', re.DOTALL)
 _ERROR = re.compile(r"(?:^|\s)Error: (.*)")
+# With chroot isolation a process of buildah runs the command, and prints this when a signal ended
+# it (package chroot).
 _SIGNAL = re.compile(r"subprocess exited on (\w+)")
+# buildah logs with logrus, whose lines on a pipe begin like this. Other lines are the output of
+# instructions.
 _OWN_LOG = re.compile(r'^time="[^"]*" level=(?:error|fatal) ')
 _HERE_DOCUMENT = re.compile(r"STEP \d+/\d+: (?:RUN|COPY|ADD)\b.*<<")
+# 128 and the number of the signal, as in a shell.
 _BY_SIGNAL = 128
+# Others, such as SIGSEGV, come from the kernel for a fault of buildah itself.
 _SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Lines before the end in which a program reports a full disk: rpm and dnf add a summary.
 _OUTPUT_LINES = 15

@@ -30,6 +30,8 @@ def read_disk_space(path: Path) -> DiskSpace | None:
         status = os.statvfs(path)
     except OSError:
         return None
+    # f_bavail leaves out the blocks that are reserved for root, 5 % by default in ext4. btrfs
+    # reports 0 files in total, because it creates inodes as it needs them.
     return DiskSpace(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
@@ -72,6 +74,7 @@ class DiskWatch:
         if space is None:
             return
         with self._lock:
+            # Bytes and files are least at different times, and either lack ends a build.
             self._lowest = space if self._lowest is None else _combine(self._lowest, space)
 
     def _sample_until_end(self) -> None:

@@ -48,6 +48,8 @@ def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, e
     `HostError` with the remedy.
     """
     if user_id == 0:
+        # A process with CAP_SETUID may map any IDs of its own namespace, and only those
+        # (user_namespaces(7)): a nested namespace has no more than the outer one.
         uids = count_own_ids((proc / "self/uid_map").read_text())
         gids = count_own_ids((proc / "self/gid_map").read_text())
         return IdMaps(f"0 0 {uids}", f"0 0 {gids}", sandbox.DIRECT)
@@ -66,6 +68,8 @@ def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, e
                 remedy=f"run as root: usermod --add-subuids 100000-165535 --add-subgids "
                 f"100000-165535 {user_name}",
             )
+        # root inside is the user outside, and all other IDs are subordinate ones, as in rootless
+        # podman.
         maps.append(f"0 {own} 1,1 {first} {count}")
     return IdMaps(maps[0], maps[1], sandbox.NEWUIDMAP)
 
@@ -84,6 +88,7 @@ def count_own_ids(text: str) -> int:
 
 def find_subordinate_ids(text: str, user_id: int, user_name: str) -> tuple[int, int]:
     """Return the first ID and the count of the user's longest range in /etc/subuid (5)."""
+    # An owner is a login name or a UID, in subgid too (subgid(5)); a user may have several lines.
     ranges = [(0, 0)]
     for line in text.splitlines():
         owner, _, rest = line.partition(":")
@@ -102,6 +107,7 @@ def _read_text(path: Path) -> str:
 
 TAIL_LINES = 40
 _TAIL_LINE_LIMIT = 400  # characters
+# Steps of several stages are prefixed with the number of the stage: `[1/2] STEP 2/5: RUN make`.
 _STEP = re.compile(r"(?:\[(\d+)/\d+\] )?STEP (\d+)/\d+: (\w+)")
 _COMMIT = re.compile(r"(?:\[\d+/\d+\] )?COMMIT\b")
 
@@ -195,6 +201,8 @@ class SandboxedProgram:
             [*interpreter, maps.uid_map, maps.gid_map, maps.way, *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            # One pipe keeps the order: buildah prints steps on standard output and errors on the
+            # other.
             stderr=subprocess.STDOUT,
             env=self._environ,
             cwd=self._directory,
@@ -218,6 +226,7 @@ class SandboxedProgram:
                 raise _make_timeout(argv[0], timeout_s) from error
             finally:
                 # The first process of the session: its death ends all others.
+                # start_new_session made its ID also that of its process group (setsid(2)).
                 with suppress(ProcessLookupError):
                     os.killpg(program.pid, signal.SIGKILL)
         if program.returncode == sandbox.EXIT_NO_NAMESPACE and problems:
@@ -266,11 +275,18 @@ def make_environment(environ: Mapping[str, str], work: Path) -> dict[str, str]:
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         **passed,
         "HOME": str(work / "home"),
+        # Layers may need much space below TMPDIR; the default is /var/tmp (buildah-build(1)).
         "TMPDIR": str(work / "tmp"),
+        # Without root the default of run files is below /run/user/UID (buildah(1)), which a
+        # container does not have.
         "XDG_RUNTIME_DIR": str(work / "run"),
+        # containers.conf(5) of the user is searched here, and there is none.
         "XDG_CONFIG_HOME": str(work / "home"),
+        # Replaces /etc/containers/storage.conf and the file in the home directory.
         "CONTAINERS_STORAGE_CONF": str(work / "home/storage.conf"),
+        # No login, wherever buildah would look for one (containers-auth.json(5)).
         "REGISTRY_AUTH_FILE": os.devnull,
+        # `classify` matches English texts.
         "LC_ALL": "C.UTF-8",
     }
 
@@ -282,7 +298,9 @@ def _make_timeout(name: str, timeout_s: float) -> errors.CommandTimeoutError:
 _STORE_TIMEOUT_S = 1800.0
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _LOCAL_PREFIX = "localhost/treenail-"
+# buildah accepts no image without a policy file, not even a local one.
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}\n'
+# A short name is an error, not a search in several registries (registries.conf(5)).
 _REGISTRIES = 'unqualified-search-registries = []\nshort-name-mode = "enforcing"\n'
 
 
@@ -356,6 +374,7 @@ class Buildah:
         image_ids: list[str] = []
         self._run_store_command(
             ["images", "--all", "--quiet", "--no-trunc"],
+            # With --no-trunc the IDs have this prefix, unlike those that `pull --quiet` prints.
             lambda line: image_ids.append(line.removeprefix("sha256:")),
         )
         return list(
@@ -386,11 +405,17 @@ class Buildah:
         ``images`` maps image names of the text to names of `tag_image`. Raises
         `CommandTimeoutError` after ``timeout_s``.
         """
+        # A context named like an image replaces it in FROM, COPY --from and RUN --mount, so that
+        # buildah asks no registry (buildah-build(1), --build-context).
         contexts = [
             f"--build-context={reference}=container-image://{_LOCAL_PREFIX}{name}"
             for reference, name in images.items()
         ]
         volumes = [f"--volume={mount.source}:{mount.target}:ro" for mount in mounts]
+        # chroot isolation needs no OCI runtime and no cgroups, so it works within a container.
+        # --timestamp=0 gives equal builds an equal digest, --pull=never forbids the network to
+        # buildah itself, and --layers commits an image after each instruction, which the cache
+        # needs (buildah-build(1)).
         return self._program.run_program(
             [*self._make_command("bud"), "--isolation=chroot", "--timestamp=0", "--pull=never",
              "--format=oci", f"--signature-policy={self._work}/home/policy.json",

@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     _die_with_parent(libc)
     ready, request = os.pipe(), os.pipe()
+    # A process may not write its own map of several ranges: CAP_SETUID in the parent namespace is
+    # needed (user_namespaces(7)), so the supervisor stays outside.
     keeper = os.fork()
     if keeper == 0:
         _run_child(lambda: _keep_namespaces(libc, ready, request, command))
@@ -64,6 +66,8 @@ def _keep_namespaces(
     os.close(request[1])
     _die_with_parent(libc)
     flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC
+    # One call: the kernel creates the user namespace first, and it owns the others
+    # (user_namespaces(7)).
     if libc.unshare(flags):
         raise NamespaceError(f"cannot create a user namespace: {_describe_errno()}")
     os.write(ready[1], b"x")
@@ -71,6 +75,7 @@ def _keep_namespaces(
         return EXIT_NO_NAMESPACE
     os.close(ready[1])
     os.close(request[0])
+    # unshare(2) moves only children into the new PID namespace. The first one is its init.
     init = os.fork()
     if init == 0:
         _run_child(lambda: _run_init(libc, command))
@@ -83,6 +88,8 @@ def _run_init(libc: ctypes.CDLL, command: list[str]) -> int:
     os.setresuid(0, 0, 0)
     # A change of IDs clears the signal of the parent's death (prctl(2)).
     _die_with_parent(libc)
+    # The copied mounts are slaves of those outside, because the user namespace is another one:
+    # later mounts of the host would appear here (mount_namespaces(7)).
     if libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None):
         raise NamespaceError(f"cannot make mounts private: {_describe_errno()}")
     # Where /proc has masked paths, as in most containers, the kernel refuses another one. The
@@ -92,6 +99,7 @@ def _run_init(libc: ctypes.CDLL, command: list[str]) -> int:
     program = os.fork()
     if program == 0:
         _run_child(lambda: _execute(command))
+    # An init must reap the orphans of its namespace (pid_namespaces(7)).
     while True:
         process, status = os.waitpid(-1, 0)
         if process == program:
@@ -128,6 +136,8 @@ def _write_id_maps(process: int, uid_map: str, gid_map: str, way: str) -> None:
             with open(f"/proc/{process}/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
                 file.write(content.replace(",", "\n") + "\n")
         return
+    # These programs have CAP_SETUID or CAP_SETGID outside, and allow the ranges of /etc/subuid and
+    # /etc/subgid.
     for program, content in (("newuidmap", uid_map), ("newgidmap", gid_map)):
         numbers = content.replace(",", " ").split()
         subprocess.run([program, str(process), *numbers], check=True, timeout=30)

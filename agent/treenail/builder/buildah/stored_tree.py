@@ -21,6 +21,8 @@ from treenail.api import decode
 _LIMIT = 256 * 1024 * 1024
 _LAYERS_LIMIT = 1000
 _FORMATS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
+# A directory with one of these hides that of lower layers; user.* is that of mounts in a user
+# namespace, which may not write trusted.* (Documentation/filesystems/overlayfs.rst).
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 
@@ -99,6 +101,7 @@ def find_trees(storage: Path, driver: str, image: str) -> Iterator[Path]:
 
     Raises `FileError` and `ConfigError`.
     """
+    # Files of containers/storage: each driver has its own list of images and of layers.
     images = _read_list(storage / f"{driver}-images/images.json")
     layers = {
         record.get_text("id"): record

@@ -45,9 +45,9 @@ def read_packages(tree: Tree, scratch: Path) -> packages.PackageList | None:
     for path in _RPM_DATABASES:
         if (content := tree.read_file(path)) is not None:
             # Commits that no checkpoint has moved to the database.
-            log = tree.read_file(f"{path}-wal")
+            wal = tree.read_file(f"{path}-wal")
             return packages.PackageList(
-                tuple(_read_rpm(content, log, scratch, path)), _read_id(tree)
+                tuple(_read_rpm(content, wal, scratch, path)), _read_id(tree)
             )
     for path in _DPKG_DATABASES:
         if (content := tree.read_file(path)) is not None:
@@ -79,14 +79,14 @@ def parse_dpkg_status(content: bytes) -> Iterator[packages.InstalledPackage]:
 
 
 def _read_rpm(
-    content: bytes, log: bytes | None, scratch: Path, path: str
+    content: bytes, wal: bytes | None, scratch: Path, path: str
 ) -> Iterator[packages.InstalledPackage]:
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as directory:
             place = Path(directory) / "rpmdb.sqlite"
             place.write_bytes(content)
-            if log:
-                place.with_name("rpmdb.sqlite-wal").write_bytes(log)
+            if wal:
+                place.with_name("rpmdb.sqlite-wal").write_bytes(wal)
             with closing(sqlite3.connect(place)) as database:
                 # The text of a view or trigger of the file must not run anything.
                 database.execute("PRAGMA trusted_schema = OFF")
@@ -125,17 +125,17 @@ def write_packages(work: Path, driver: str, image: str) -> None:
     place = work / _PACKAGE_FILE
     try:
         place.unlink(missing_ok=True)
-        packages = read_packages(StoredTree(work / "storage", driver, image), work)
-        if packages is None:
+        package_list = read_packages(StoredTree(work / "storage", driver, image), work)
+        if package_list is None:
             log.info("the image has no database of packages")
             return
-        place.write_text(json.dumps(packages.to_json()))
+        place.write_text(json.dumps(package_list.to_json()))
     except OSError as error:
         log.warning("cannot list the packages of the image: %s", error.strerror)
     except errors.TreenailError as error:
         log.warning("cannot list the packages of the image: %s", error)
     else:
-        log.info("the image has %d packages", len(packages.packages))
+        log.info("the image has %d packages", len(package_list.packages))
 
 
 def read_package_file(work: Path) -> packages.PackageList | None:
@@ -155,6 +155,7 @@ def read_package_file(work: Path) -> packages.PackageList | None:
     return packages.PackageList.from_json(load_json(content, where=_PACKAGE_FILE))
 
 
+# Tags and types of rpm (docs/manual/tags.md; rpmtag.h).
 _NAME, _VERSION, _RELEASE, _EPOCH = 1000, 1001, 1002, 1003
 _LICENSE, _ARCH, _SOURCE = 1014, 1022, 1044
 _INT32, _STRING, _I18N = 4, 6, 9
@@ -193,6 +194,7 @@ def parse_header(content: bytes) -> packages.InstalledPackage | None:
     return packages.InstalledPackage(
         "rpm",
         name,
+        # rpm prints the epoch only where a package has one; no epoch counts as 0.
         version if epoch is None else f"{epoch}:{version}",
         _read_text(entries, data, _ARCH),
         _read_text(entries, data, _LICENSE),
@@ -204,6 +206,7 @@ def _read_text(entries: dict[int, tuple[int, int]], data: bytes, tag: int) -> st
     kind, offset = entries.get(tag, (0, 0))
     if kind not in (_STRING, _I18N):
         return ""
+    # The first text of an I18NSTRING is that of the locale C.
     text = data[offset : offset + _TEXT_LIMIT].partition(b"\0")[0]
     return text.decode("utf-8", "replace")
 

@@ -91,6 +91,7 @@ def delete_images(
             if current.get(image.digest, frozenset()) - set(image.tags):
                 log.info("kept %s in %s: it has a new tag", image.digest, repository)
                 continue
+            # First what refers to the image: without the image nothing would find it again.
             for digest in (*_list_attachments(client, repository, image.digest), image.digest):
                 _delete(client, repository, digest)
             deleted.append(image.digest)
@@ -130,6 +131,7 @@ def _list_attachments(client: RegistryClient, repository: str, digest: str) -> l
     """Return the manifests that refer to an image, and those of the tags for them."""
     digests = [referrer.digest for referrer in referrers.get_referrers(client, repository, digest)]
     tag = referrers.make_referrers_tag(digest)
+    # The list of referrers, and the signature of cosign.
     for name in (tag, f"{tag}.sig"):
         head = client.head_manifest(repository, name)
         if head is not None:

@@ -93,6 +93,8 @@ def load_signing_key(pem: bytes) -> SigningKey:
             "cannot use the signing key: expected a PEM file with an EC key without a password",
             remedy=_KEY_REMEDY,
         ) from None
+    # cosign makes keys of this curve, and containers/image verifies its signatures with SHA-256
+    # only (signature/internal/sigstore_payload.go).
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
         raise ConfigError(
             "cannot use the signing key: expected the curve P-256", remedy=_KEY_REMEDY

@@ -122,6 +122,8 @@ def copy_context(source: Path, target: Path, own_target: Path) -> None:
             return
         count = 0
         for path in sorted(source.iterdir()):
+            # The hidden directory `..2026_01_31_…` and the link `..data` of the kubelet's atomic
+            # writer.
             if path.name.startswith(".."):
                 continue
             count += 1
@@ -206,12 +208,14 @@ def count_oom_kills(
     for line in _read_lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         # In a cgroup namespace, as in a container, the own cgroup is the root.
+        # cgroup v2 has one line "0::/path", v1 a line for each controller (cgroups(7)).
         if controllers == "":
             file = cgroups / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
             file = cgroups / "memory" / path.lstrip("/") / "memory.oom_control"
         else:
             continue
+        # "oom_kill" is in both files: in v1 since Linux 4.13 (admin-guide/cgroup-v1/memory.rst).
         for entry in _read_lines(file):
             name, _, count = entry.partition(" ")
             if name == "oom_kill" and count.isdigit():
@@ -266,6 +270,7 @@ def split_text(text: str, user_line: int, own_image: str) -> tuple[str, str]:
     if begin is None:
         return "", text
     stage = ["FROM", own_image, *own[begin].split()[2:]]
+    # A comment in place of each line keeps the numbers of the lines that follow.
     comments = ["#"] * (len(own) - begin - 1)
     rest = [*own[:begin], " ".join(stage), *comments, *lines[len(own) :]]
     return "\n".join(own) + "\n", "\n".join(rest)

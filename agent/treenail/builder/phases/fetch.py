@@ -124,6 +124,8 @@ def _write_image(
 ) -> None:
     layout.write_blob(image.config)
     layers = {layer.digest: layer for layer in image.layers}.values()
+    # A blob gets its name only when it is complete (`ImageLayout.open_blob`), so a file that exists
+    # needs no second look.
     absent = [layer for layer in layers if layout.find_blob(layer.digest) is None]
     if absent:
         _write_layers(layout, open_client, image.repository, absent)

@@ -109,6 +109,7 @@ def upload_image(
             own.close()
 
     manifest = build_layout.read_manifest(image)
+    # A mount costs one request, an upload the whole layer: a base has most of the bytes.
     sources = _find_sources(layout, fetched, client.host)
 
     def upload(own: RegistryClient, blob: names.Descriptor, _has_failed: Event) -> None:

@@ -43,6 +43,7 @@ class PhaseParser(argparse.ArgumentParser):
 def main(argv: list[str] | None, handler: termination.TerminationHandler) -> int:
     """Run one phase; return its exit code. ``handler`` is installed."""
     arguments = create_parser().parse_args(argv)
+    # Not in a pod: there the kubelet ends all processes of the container.
     if arguments.die_with_parent:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
