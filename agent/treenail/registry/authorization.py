@@ -180,7 +180,7 @@ class Authorization:
             return True
         return False
 
-    def withhold(self, text: str) -> str:
+    def withhold_credentials(self, text: str) -> str:
         """Return text of the registry, bounded, escaped and without credentials."""
         secrets = [*self._login.list_secrets(), *(token.text for token in self._tokens.values())]
         for secret in sorted(secrets, key=len, reverse=True):
@@ -226,16 +226,16 @@ class Authorization:
         if answer.status in {400, 401, 403}:
             return LoginRefused(
                 f"cannot {action}: the token server {address} refuses the login "
-                f"({answer.status}{self._format(code, text)})",
+                f"({answer.status}{self._format_error(code, text)})",
                 status=401,
                 remedy="check the login in the Secret, with: podman login REGISTRY",
             )
-        cause = self._format(code, text).removeprefix(": ")
+        cause = self._format_error(code, text).removeprefix(": ")
         return make_status_error(action, f"the token server {address}", answer.status, cause)
 
-    def _format(self, code: str, text: str) -> str:
-        said = self.withhold(" ".join(filter(None, (code, text))))
-        return f": {said}" if said else ""
+    def _format_error(self, code: str, text: str) -> str:
+        detail = self.withhold_credentials(" ".join(filter(None, (code, text))))
+        return f": {detail}" if detail else ""
 
     def _read_token(self, content: bytes, realm: Url, *, action: str) -> _Token:
         try:

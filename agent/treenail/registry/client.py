@@ -131,7 +131,7 @@ class RegistryClient:
             answer = self.send(
                 "PUT", url, headers, content, scopes=_push(repository), action=action
             )
-            self.expect(answer, {200, 201, 202}, action=action)
+            self.check_status(answer, {200, 201, 202}, action=action)
             answer.read(self.limits.error_bytes)
             # Some registries convert manifests between Docker's types and those of OCI: then
             # references by digest, such as those of nodes, would find nothing.
@@ -158,7 +158,7 @@ class RegistryClient:
             # permit it.
             scopes = (f"repository:{repository}:delete,pull",)
             answer = self.send("DELETE", url, {}, scopes=scopes, action=action)
-            self.expect(answer, {200, 202, 204}, action=action)
+            self.check_status(answer, {200, 202, 204}, action=action)
             answer.read(self.limits.error_bytes)
 
         self.retry(delete)
@@ -317,19 +317,19 @@ class RegistryClient:
                 raise
             if not can_retry:
                 return answer
-            answer.discard(self.limits.error_bytes)
+            answer.discard_body(self.limits.error_bytes)
 
-    def expect(self, answer: RegistryAnswer, statuses: set[int], *, action: str) -> None:
+    def check_status(self, answer: RegistryAnswer, statuses: set[int], *, action: str) -> None:
         """Raise the error of an answer with another status."""
         if answer.status in statuses:
             return
         code, text = read_error_text(answer, self.limits)
-        said = self._authorization.withhold(" ".join(filter(None, (code, text))))
+        detail = self._authorization.withhold_credentials(" ".join(filter(None, (code, text))))
         raise errors.make_status_error(
             action,
             answer.url.address if answer.url.origin != self._base.origin else self.host,
             answer.status,
-            said,
+            detail,
             code=code,
             retry_after_s=_read_retry_after(answer),
         )
@@ -350,7 +350,7 @@ class RegistryClient:
         """Return the answer and the content of one page of a list."""
         headers = {"Accept": f"application/json, {names.INDEX_TYPES[0]}"}
         answer = self.send("GET", url, headers, scopes=_pull(repository), action=action)
-        self.expect(answer, {200}, action=action)
+        self.check_status(answer, {200}, action=action)
         return answer, answer.read(self.limits.page_bytes)
 
     def _get(
@@ -373,9 +373,9 @@ class RegistryClient:
             else:
                 answer = self._transport.send(method, url, headers, action=action)
             if answer.status not in _REDIRECTS:
-                self.expect(answer, {200, 206}, action=action)
+                self.check_status(answer, {200, 206}, action=action)
                 return answer
-            answer.discard(self.limits.error_bytes)
+            answer.discard_body(self.limits.error_bytes)
             url = self._parse_link(answer.get_header("Location"), url, action=action)
             if url.scheme != "https" and self._base.scheme == "https":
                 raise errors.AnswerInvalid(

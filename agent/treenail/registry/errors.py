@@ -95,37 +95,37 @@ def make_status_error(
 
     ``action`` completes "cannot …". ``text`` is what the registry says, without credentials.
     """
-    said = f": {text}" if text else ""
+    detail = f": {text}" if text else ""
     if status == 401:
         return LoginRefused(
-            f"cannot {action}: {host} refuses the login (401{said})",
+            f"cannot {action}: {host} refuses the login (401{detail})",
             status=status,
             remedy=f"check the login of {host} in the Secret, with: podman login {host}",
         )
     if status == 403:
         return Denied(
-            f"cannot {action}: {host} denies the permission (403{said})",
+            f"cannot {action}: {host} denies the permission (403{detail})",
             status=status,
             remedy="give the login the permission for this repository, or use another login",
         )
     # docker-registry answers 405 to a DELETE unless REGISTRY_STORAGE_DELETE_ENABLED is true.
     if code == "UNSUPPORTED" or status == 405:
         return Unsupported(
-            f"cannot {action}: {host} does not support it ({status}{said})",
+            f"cannot {action}: {host} does not support it ({status}{detail})",
             status=status,
             remedy="enable it in the registry's configuration",
         )
     if status == 404:
-        return NotFound(f"cannot {action}: not found on {host} (404{said})", status=status)
+        return NotFound(f"cannot {action}: not found on {host} (404{detail})", status=status)
     if status == 413:
         return TooLarge(
-            f"cannot {action}: {host} refuses its size (413{said})",
+            f"cannot {action}: {host} refuses its size (413{detail})",
             status=status,
             remedy="raise the size limit of the registry or of the proxy before it",
         )
     if status == 429:
         return Busy(
-            f"cannot {action}: {host} limits the request rate (429{said})",
+            f"cannot {action}: {host} limits the request rate (429{detail})",
             retry_after_s=retry_after_s,
         )
     # 507 is Insufficient Storage (RFC 4918, 11.5). docker-registry answers 500 for a full disk.
@@ -134,14 +134,14 @@ def make_status_error(
         cause = "has no space left" if is_full else "failed"
         remedy = "free or add space in the registry's storage" if is_full else ""
         return ServerFailure(
-            f"cannot {action}: {host} {cause} ({status}{said})",
+            f"cannot {action}: {host} {cause} ({status}{detail})",
             status=status,
             is_full=is_full,
             remedy=remedy,
         )
     if code == "DIGEST_INVALID":
         return DigestMismatch(
-            f"cannot {action}: {host} received other content than announced ({status}{said})",
+            f"cannot {action}: {host} received other content than announced ({status}{detail})",
             status=status,
         )
-    return AnswerInvalid(f"cannot {action}: {host} answered {status}{said}", status=status)
+    return AnswerInvalid(f"cannot {action}: {host} answered {status}{detail}", status=status)

@@ -169,9 +169,9 @@ class RegistryAnswer:
         finally:
             if not is_complete:
                 self.close()
-        self._transport.keep(self._connection)
+        self._transport.keep_connection(self._connection)
 
-    def discard(self, limit: int) -> None:
+    def discard_body(self, limit: int) -> None:
         """Drop a short body, so that the connection is used again."""
         with contextlib.suppress(RegistryError):
             self.read(limit)
@@ -241,7 +241,7 @@ class RegistryTransport:
         """Return the end of a request with a body of this size, by the clock's monotonic time."""
         return self._clock.monotonic() + self._limits.compute_transfer_s(size)
 
-    def keep(self, connection: "_Connection") -> None:
+    def keep_connection(self, connection: "_Connection") -> None:
         """Use a connection again whose answer is read."""
         if connection.can_reuse and connection.origin not in self._idle:
             self._idle[connection.origin] = connection

@@ -70,7 +70,7 @@ def mount_blob(client: RegistryClient, repository: str, digest: str, source: str
         query = f"?mount={digest}&from={quote(source, safe='')}"
         url = client.make_url(repository, f"blobs/uploads/{query}")
         answer = client.send("POST", url, {}, scopes=scopes, action=action)
-        client.expect(answer, {201, 202}, action=action)
+        client.check_status(answer, {201, 202}, action=action)
         answer.read(client.limits.error_bytes)
         if answer.status == 201:
             return True
@@ -92,7 +92,7 @@ def verify_push_access(client: RegistryClient, repository: str) -> None:
     def begin() -> None:
         url = client.make_url(repository, "blobs/uploads/")
         answer = client.send("POST", url, {}, scopes=scopes, action=action)
-        client.expect(answer, {202}, action=action)
+        client.check_status(answer, {202}, action=action)
         answer.read(client.limits.error_bytes)
         # An abandoned upload is the registry's to purge where it refuses the cancellation.
         with suppress(RegistryError):
@@ -148,15 +148,15 @@ class _Upload:
             self._find_position()
         if self.is_complete:
             return
-        place = self._place or self._start()
+        place = self._place or self._start_upload()
         self._is_uncertain = True
         if self._blob.size - self._position > self._chunk:
             self._send_chunk(place)
         else:
-            self._finish(place)
+            self._finish_upload(place)
         self._is_uncertain = False
 
-    def _start(self) -> transport.Url:
+    def _start_upload(self) -> transport.Url:
         client = self._client
         self._starts += 1
         if self._starts > _STARTS:
@@ -165,7 +165,7 @@ class _Upload:
             )
         url = client.make_url(self._repository, "blobs/uploads/")
         answer = client.send("POST", url, {}, scopes=self._scopes, action=self._action)
-        client.expect(answer, {202}, action=self._action)
+        client.check_status(answer, {202}, action=self._action)
         answer.read(client.limits.error_bytes)
         # Storage behind a registry may need large parts, such as 5 MiB in S3; the last one may be
         # smaller.
@@ -184,7 +184,7 @@ class _Upload:
             answer = client.send("GET", place, {}, scopes=self._scopes, action=self._action)
             # docker-registry 2.8 knows a position only by the Location of the lost answer.
             if answer.status not in {400, 404, 416}:
-                client.expect(answer, {200, 204}, action=self._action)
+                client.check_status(answer, {200, 204}, action=self._action)
                 answer.read(client.limits.error_bytes)
                 self._place = client.parse_location(answer, action=self._action)
                 self._position = self._read_position(answer)
@@ -209,7 +209,7 @@ class _Upload:
         answer = client.send(
             "PATCH", place, headers, body, scopes=self._scopes, action=self._action
         )
-        client.expect(answer, {202, 204}, action=self._action)
+        client.check_status(answer, {202, 204}, action=self._action)
         answer.read(client.limits.error_bytes)
         self._position = self._read_position(answer)
         if not start < self._position <= start + self._chunk:
@@ -219,7 +219,7 @@ class _Upload:
             )
         self._place = client.parse_location(answer, action=self._action)
 
-    def _finish(self, place: transport.Url) -> None:
+    def _finish_upload(self, place: transport.Url) -> None:
         client = self._client
         # The Location of an upload may have a query, which must stay.
         joint = "&" if "?" in place.target else "?"
@@ -228,7 +228,7 @@ class _Upload:
         body = _FilePart(self._file, self._position, self._blob.size - self._position)
         headers = {"Content-Type": "application/octet-stream"}
         answer = client.send("PUT", url, headers, body, scopes=self._scopes, action=self._action)
-        client.expect(answer, {201, 204}, action=self._action)
+        client.check_status(answer, {201, 204}, action=self._action)
         answer.read(client.limits.error_bytes)
         self.is_complete = True
 
