@@ -7,7 +7,7 @@ import pytest
 from tests.builder.outputs import FAILURES, RecordedFailure
 from tests.waiting import wait_until
 from treenail.builder.buildah.classify import classify_failure
-from treenail.builder.buildah.disk_space import DiskSpace, DiskWatch
+from treenail.builder.buildah.disk_space import DiskSpace, DiskSpaceSampler
 from treenail.image.build_result import BuildReason
 
 
@@ -94,7 +94,7 @@ def test_classification_of_own_error_on_a_full_disk_names_the_free_space() -> No
 
 def test_disk_watch_records_the_least_space_of_each_kind() -> None:
     found = [DiskSpace(5, 7), DiskSpace(9, 2), None, DiskSpace(8, None)]
-    watch = DiskWatch(Path("/"), read=lambda _: found.pop(0) if found else None)
+    watch = DiskSpaceSampler(Path("/"), read=lambda _: found.pop(0) if found else None)
     with watch:
         while found:
             watch.sample()
@@ -103,7 +103,7 @@ def test_disk_watch_records_the_least_space_of_each_kind() -> None:
 
 def test_disk_watch_samples_without_calls(tmp_path: Path) -> None:
     sizes = iter([10, 4])
-    watch = DiskWatch(tmp_path, read=lambda _: DiskSpace(next(sizes, 100)))
+    watch = DiskSpaceSampler(tmp_path, read=lambda _: DiskSpace(next(sizes, 100)))
     with watch:
         wait_until(lambda: watch.lowest == DiskSpace(4))
 

@@ -1,4 +1,4 @@
-"""Entry point of ``python -m treenail.builder``; see `treenail.builder.phases.runner`."""
+"""Entry point of ``python -m treenail.builder``; see `treenail.builder.phases.command`."""
 
 import sys
 
@@ -11,7 +11,7 @@ def run() -> int:
     # a handler (signal(7)).
     handler = TerminationHandler()
     handler.install()
-    from treenail.builder.phases.runner import main
+    from treenail.builder.phases.command import main
 
     return main(sys.argv[1:], handler)
 

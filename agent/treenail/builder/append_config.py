@@ -1,4 +1,4 @@
-"""Adds the config layer to an image: in a registry by its API alone, or in a layout.
+"""Add the config layer to an image in a registry by its API alone, or in a layout.
 
 The registry's layers are not pulled: blobs are mounted where both images are in one registry, and
 streamed elsewhere. Every step can be repeated; equal inputs give an equal digest.

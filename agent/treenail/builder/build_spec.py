@@ -11,6 +11,7 @@ inputs, which no container of the Job can write. The containers share one work d
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from treenail import errors
 from treenail.api import decode
@@ -111,7 +112,7 @@ class FetchedImages:
         return json.dumps({"images": images})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "FetchedImages":
+    def from_json(cls, text: str | bytes) -> Self:
         fields = decode.Fields.from_json(
             decode.load_json(text, where="fetched.json"), "fetched.json"
         )

@@ -92,7 +92,7 @@ class LocalBuilder:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         except OSError as error:
             raise errors.FileError(f"cannot create {error.filename}: {error.strerror}") from error
-        with _hold_lock(path / "lock"):
+        with _lock_build(path / "lock"):
             try:
                 with closing(self._prepare_build(path, text, spec, files, timeout_s)) as build:
                     yield build
@@ -121,7 +121,7 @@ class LocalBuilder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise errors.FileError(f"cannot create {error.filename}: {error.strerror}") from error
-        with _hold_lock(path / "lock"):
+        with _lock_build(path / "lock"):
             self._remove_leftovers(path)
             _keep_results(path, key)
             try:
@@ -280,7 +280,7 @@ class LocalBuild:
         with self._waiting.pop(phase) as process:
             limit = _PhaseLimit(process, timeout_s)
             try:
-                _let_run(process)
+                _start_phase_run(process)
                 for line in iter(lambda: _read_line(process), b""):
                     self._show_line(line.decode("utf-8", "replace").rstrip("\n"))
             except BaseException:
@@ -359,7 +359,7 @@ class _PhaseLimit:
 
 
 @contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
+def _lock_build(path: Path) -> Iterator[None]:
     """Hold the lock of a build; raise `FileError` while another process holds it."""
     try:
         lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -407,7 +407,7 @@ def _write_files(directory: Path, files: Mapping[str, bytes]) -> None:
             file.write(content)
 
 
-def _let_run(process: "subprocess.Popen[bytes]") -> None:
+def _start_phase_run(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin:
         # The process may have died: it has no result then.
         with suppress(BrokenPipeError), process.stdin as stream:

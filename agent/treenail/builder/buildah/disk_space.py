@@ -35,7 +35,7 @@ def read_disk_space(path: Path) -> DiskSpace | None:
     return DiskSpace(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
-class DiskWatch:
+class DiskSpaceSampler:
     """Records the least free space of a file system within a ``with`` block."""
 
     def __init__(
@@ -46,7 +46,7 @@ class DiskWatch:
         self._lock = Lock()
         self._lowest: DiskSpace | None = None
         self._has_ended = Event()
-        self._thread = Thread(target=self._sample_until_end, name="disk-watch", daemon=True)
+        self._thread = Thread(target=self._sample_until_end, name="disk-space", daemon=True)
 
     def __enter__(self) -> Self:
         self.sample()

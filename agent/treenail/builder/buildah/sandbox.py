@@ -7,7 +7,7 @@ It runs as a file, in an interpreter without site-packages, and imports the stan
 A killed buildah leaves its ``RUN`` running, and its mounts. Here the kernel kills all processes of
 the PID namespace when its first process ends, and removes the mounts with the mount namespace.
 Three processes guard that, and each dies with its parent: the supervisor writes the ID maps, the
-keeper owns the namespaces, and the init reaps orphans.
+owner owns the namespaces, and the init reaps orphans.
 """
 
 import ctypes
@@ -42,24 +42,24 @@ def main(arguments: list[str]) -> int:
     ready, request = os.pipe(), os.pipe()
     # A process may not write its own map of several ranges: CAP_SETUID in the parent namespace is
     # needed (user_namespaces(7)), so the supervisor stays outside.
-    keeper = os.fork()
-    if keeper == 0:
-        _run_child(lambda: _keep_namespaces(libc, ready, request, command))
+    owner = os.fork()
+    if owner == 0:
+        _run_child(lambda: _own_namespaces(libc, ready, request, command))
     os.close(ready[1])
     os.close(request[0])
     if os.read(ready[0], 1):
         try:
-            _write_id_maps(keeper, uid_map, gid_map, way)
+            _write_id_maps(owner, uid_map, gid_map, way)
         except (OSError, subprocess.SubprocessError) as error:
             _report(f"cannot write the ID maps: {error}")
-            os.kill(keeper, signal.SIGKILL)
-            os.waitpid(keeper, 0)
+            os.kill(owner, signal.SIGKILL)
+            os.waitpid(owner, 0)
             return EXIT_NO_NAMESPACE
         os.write(request[1], b"x")
-    return _wait_for(keeper)
+    return _wait_for(owner)
 
 
-def _keep_namespaces(
+def _own_namespaces(
     libc: ctypes.CDLL, ready: tuple[int, int], request: tuple[int, int], command: list[str]
 ) -> int:
     os.close(ready[0])

@@ -1,4 +1,4 @@
-"""Copies images between registries with all architectures, attachments and tags, byte by byte."""
+"""Copy images between registries with all architectures, attachments and tags, byte by byte."""
 
 import json
 import re

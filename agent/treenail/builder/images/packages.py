@@ -1,4 +1,4 @@
-"""Reads the packages of an image: from its RPM or dpkg database, and from the list for `push`.
+"""Read the packages of an image from its RPM or dpkg database, and from the list for `push`.
 
 In the table ``Packages`` of rpmdb.sqlite a header is the number of entries, the size of the data,
 the entries of 16 bytes (tag, type, offset, count; big-endian), and the data (rpm,

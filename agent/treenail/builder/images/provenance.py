@@ -1,4 +1,4 @@
-"""Attaches documents to images: the provenance of a build, and the list of packages."""
+"""Attach documents to images: the provenance of a build, and the list of packages."""
 
 from treenail.errors import ConfigError
 from treenail.image.oci.packages import SPDX_TYPE

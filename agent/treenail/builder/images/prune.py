@@ -1,4 +1,4 @@
-"""Reads the images of a push repository, and deletes those of a plan."""
+"""Read the images of a push repository, and delete those of a plan."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Signs images and verifies their signatures, with an ECDSA key and the package cryptography."""
+"""Sign images and verify their signatures, with an ECDSA key and the package cryptography."""
 
 from typing import TYPE_CHECKING
 

@@ -61,8 +61,8 @@ def build_image(
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
-    with disk_space.DiskWatch(directories.work) as disk:
-        runner = PartRunner(
+    with disk_space.DiskSpaceSampler(directories.work) as disk:
+        builder = ContainerfileBuilder(
             buildah,
             clock,
             disk,
@@ -74,7 +74,7 @@ def build_image(
             show_line,
         )
         parts = split_containerfile(text, spec, buildah, context, own_context)
-        result = runner.run_parts(parts, directories.work)
+        result = builder.build_parts(parts, directories.work)
     output = result.output
     if result.failure is not None:
         return _make_failure(result.failure, output, spec)
@@ -231,7 +231,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildPart:
+class ContainerfilePart:
     """A Containerfile that one run of buildah builds. Its lines are those of the composed one."""
 
     text: str
@@ -246,16 +246,18 @@ def split_containerfile(
     buildah: program.Buildah,
     context: Path,
     own_context: Path,
-) -> Iterator[BuildPart]:
+) -> Iterator[ContainerfilePart]:
     """Return the parts in the order of their builds; one part without files of our own."""
     has_own_files = any(own_context.iterdir())
     own, user = split_text(text, spec.user_line, buildah.own_image)
     if not own or not has_own_files:
         # Own files without a part of the user: the whole text is our own.
-        yield BuildPart(text, own_context if has_own_files else context, buildah.built_image)
+        yield ContainerfilePart(
+            text, own_context if has_own_files else context, buildah.built_image
+        )
         return
-    yield BuildPart(own, own_context, buildah.own_image)
-    yield BuildPart(user, context, buildah.built_image)
+    yield ContainerfilePart(own, own_context, buildah.own_image)
+    yield ContainerfilePart(user, context, buildah.built_image)
 
 
 def split_text(text: str, user_line: int, own_image: str) -> tuple[str, str]:
@@ -277,7 +279,7 @@ def split_text(text: str, user_line: int, own_image: str) -> tuple[str, str]:
 
 
 @dataclass(slots=True)
-class PartResult:
+class BuildahResult:
     """How a run of buildah ended."""
 
     output: program.BuildOutput
@@ -285,12 +287,12 @@ class PartResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PartRunner:
+class ContainerfileBuilder:
     """Runs buildah for one part after the other, within one time limit."""
 
     buildah: program.Buildah
     clock: clocks.Clock
-    disk: disk_space.DiskWatch
+    disk: disk_space.DiskSpaceSampler
     mounts: Sequence[program.BindMount]
     images: Mapping[str, str]
     """Local names of images by their names in the text."""
@@ -299,25 +301,25 @@ class PartRunner:
     timeout_s: float
     show_line: Callable[[str], None]
 
-    def run_parts(self, parts: Iterator[BuildPart], directory: Path) -> PartResult:
+    def build_parts(self, parts: Iterator[ContainerfilePart], directory: Path) -> BuildahResult:
         """Build the parts; return the result of the last one, or of the first that fails.
 
         Writes the Containerfiles into the directory. Raises `CommandError` and `FileError`.
         """
         deadline = self.clock.monotonic() + self.timeout_s
-        result = PartResult(program.BuildOutput({}, self.show_line))
+        result = BuildahResult(program.BuildOutput({}, self.show_line))
         for number, part in enumerate(parts):
             path = directory / f"Containerfile-{number}"
             try:
                 path.write_text(part.text)
             except OSError as error:
                 raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
-            result = self._run_part(part, path, deadline)
+            result = self._build_part(part, path, deadline)
             if result.failure is not None:
                 break
         return result
 
-    def _run_part(self, part: BuildPart, path: Path, deadline: float) -> PartResult:
+    def _build_part(self, part: ContainerfilePart, path: Path, deadline: float) -> BuildahResult:
         output = program.BuildOutput(build_spec.find_step_lines(part.text), self.show_line)
         kills_before = count_oom_kills()
 
@@ -339,14 +341,14 @@ class PartRunner:
             )
         except errors.CommandTimeoutError:
             cause = f"buildah did not exit within {self.timeout_s:g} s"
-            return PartResult(
+            return BuildahResult(
                 output, classify.BuildFailure(build_result.BuildReason.DEADLINE_EXCEEDED, cause)
             )
         if not code:
-            return PartResult(output)
+            return BuildahResult(output)
         kills = count_oom_kills()
         oom_kills = None if kills is None or kills_before is None else kills - kills_before
         failure = classify.classify_failure(
             code, output.tail, oom_kills=oom_kills, space=self.disk.lowest
         )
-        return PartResult(output, failure)
+        return BuildahResult(output, failure)
