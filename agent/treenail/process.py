@@ -1,4 +1,4 @@
-"""Running of programs; the only module that uses subprocess."""
+"""Run programs to their end, with limits on their time and output."""
 
 import os
 import selectors

@@ -1,4 +1,4 @@
-"""Reads and writes YAML and JSON documents as the Go programs of a cluster do."""
+"""Read and write YAML and JSON documents as the Go programs of a cluster do."""
 
 import contextlib
 from typing import TYPE_CHECKING

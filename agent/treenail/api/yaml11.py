@@ -1,4 +1,4 @@
-"""Converts between YAML 1.1, as Go's sigs.k8s.io/yaml reads and writes it, and JSON.
+"""Convert between YAML 1.1, as Go's sigs.k8s.io/yaml reads and writes it, and JSON.
 
 To Go ``0o17`` is 15, ``1e3`` is 1000 and ``y`` is true, but ``1:20`` and ``2020-01-01`` are
 strings. PyYAML differs in each case, so this module uses only its parser.

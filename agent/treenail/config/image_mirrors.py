@@ -34,7 +34,7 @@ _PULLS = ("", "all", DIGEST_ONLY, TAG_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageMirror:
+class MirrorLocation:
     """One mirror."""
 
     location: str
@@ -51,7 +51,7 @@ class MirrorRule:
     """``REGISTRY``, ``REGISTRY/PATH``, or ``*.DOMAIN``."""
     location: str = ""
     """What replaces the prefix in the name of the source; empty for the prefix itself."""
-    mirrors: tuple[ImageMirror, ...] = ()
+    mirrors: tuple[MirrorLocation, ...] = ()
     is_blocked: bool = False
     """Use the mirrors only."""
 
@@ -162,7 +162,9 @@ def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorR
     for entry in fields.get_object("spec").iter_objects(name):
         yield MirrorRule(
             entry.get_required_text("source"),
-            mirrors=tuple(ImageMirror(mirror, pull) for mirror in entry.get_text_list("mirrors")),
+            mirrors=tuple(
+                MirrorLocation(mirror, pull) for mirror in entry.get_text_list("mirrors")
+            ),
             is_blocked=entry.get_text("mirrorSourcePolicy") == _NEVER,
         )
 
@@ -186,13 +188,13 @@ def _read_rule(fields: decode.Fields) -> MirrorRule:
     )
 
 
-def _read_mirrors(fields: decode.Fields, *, is_digest_only: bool) -> Iterator[ImageMirror]:
+def _read_mirrors(fields: decode.Fields, *, is_digest_only: bool) -> Iterator[MirrorLocation]:
     for mirror in fields.iter_objects("mirror"):
         pull = mirror.get_text("pull-from-mirror")
         if pull not in _PULLS:
             raise mirror.make_error("pull-from-mirror", f"one of {', '.join(_PULLS[1:])}")
         kept = "" if pull == "all" else pull
-        yield ImageMirror(
+        yield MirrorLocation(
             mirror.get_required_text("location"), DIGEST_ONLY if is_digest_only else kept
         )
 

@@ -130,7 +130,7 @@ class _LayerBuilder:
                 self._add_link(link)
         for unit in self._wanted.units.values():
             self._add_unit_files(unit)
-        self._add_unit_links(plan_unit_links(self._wanted))
+        self._add_unit_links(compute_unit_links(self._wanted))
 
     def _can_add(
         self,
@@ -299,9 +299,9 @@ def _compute_digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def plan_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
+def compute_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
     """Return the links of the enabled units of a config."""
-    plan = _LinkPlan(wanted)
+    plan = _UnitLinker(wanted)
     for unit in wanted.units.values():
         plan.add(unit)
     presets = [
@@ -312,7 +312,7 @@ def plan_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
     return ConfigUnitLinks(plan.made, tuple(plan.left), tuple(presets), plan.problems)
 
 
-class _LinkPlan:
+class _UnitLinker:
     def __init__(self, wanted: wanted_state.WantedState) -> None:
         self.made: dict[str, str] = {}
         self.left: dict[str, None] = {}

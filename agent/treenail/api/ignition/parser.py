@@ -1,4 +1,4 @@
-"""Parses Ignition configs of all supported versions into one model.
+"""Parse Ignition configs of all supported versions into one model.
 
 Old clusters still contain configs of version 2.2, in which the last entry of a name wins, and files
 are overwritten by default. Features without an equivalent in version 3 are rejected.

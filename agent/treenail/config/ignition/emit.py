@@ -1,4 +1,4 @@
-"""Writes the model of an Ignition config in the version that a machine reads.
+"""Write the model of an Ignition config in the version that a machine reads.
 
 A field that the version does not have is an error, because Ignition ignores unknown fields: a
 machine without its LUKS device would join the cluster. The versions of the fields are those of

@@ -1,4 +1,4 @@
-"""Withholds the secrets of an Ignition document, so that it can be reviewed.
+"""Withhold the secrets of an Ignition document, so that it can be reviewed.
 
 The result has sizes in place of the secrets, and no digests: a digest of a short secret reveals it.
 """

@@ -1,4 +1,4 @@
-"""Which images of a push repository can be deleted: none that anything refers to by digest.
+"""Choice of the images to delete from a push repository: none that anything refers to by digest.
 
 Deleting a manifest removes all its tags, and equal inputs give equal digests. So tags decide
 nothing here, except that a tag of another name protects an image.
