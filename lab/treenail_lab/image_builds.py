@@ -52,7 +52,7 @@ _DIRECTORIES = ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "etc", "var", "tm
 
 
 @dataclass(frozen=True, slots=True)
-class BaseImage:
+class LabBaseImage:
     """The blobs of an image: one layer, its config and its manifest."""
 
     layer: bytes
@@ -64,7 +64,7 @@ class BaseImage:
         return _compute_digest(self.manifest)
 
 
-def build_base_image(version: str) -> BaseImage:
+def build_base_image(version: str) -> LabBaseImage:
     """Build the image from programs of this host."""
     tree = dict(_collect_files())
     release = f'NAME="Lab OS"\nID=lab\nVERSION="{version}"\nOSTREE_VERSION="{version}"\n'
@@ -104,10 +104,10 @@ def build_base_image(version: str) -> BaseImage:
             "layers": [_describe(f"{oci}.layer.v1.tar+gzip", layer)],
         }
     )
-    return BaseImage(layer, config, manifest)
+    return LabBaseImage(layer, config, manifest)
 
 
-def push_base_image(client: RegistryClient, repository: str, tag: str, image: BaseImage) -> None:
+def push_base_image(client: RegistryClient, repository: str, tag: str, image: LabBaseImage) -> None:
     """Push the image with its tag."""
     for content in (image.layer, image.config):
         blob = Descriptor("application/octet-stream", _compute_digest(content), len(content))
@@ -227,7 +227,7 @@ class LabRegistry:
             self.host, SystemClock(), login=login, tls=TlsSettings(ca_pem=self.ca_pem)
         )
 
-    def _push_base(self, built: BaseImage) -> Image:
+    def _push_base(self, built: LabBaseImage) -> Image:
         client = self.open_client()
         try:
             push_base_image(client, BASE_REPOSITORY, self._version, built)

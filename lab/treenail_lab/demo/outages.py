@@ -1,4 +1,4 @@
-"""Observes drains: which nodes are out of service, for how long, and what blocks them."""
+"""Observe drains: which nodes are out of service, for how long, and what blocks them."""
 
 from dataclasses import dataclass, field
 

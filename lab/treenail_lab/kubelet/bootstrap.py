@@ -1,4 +1,4 @@
-"""How a kubelet joins with a bootstrap kubeconfig: TLS bootstrapping, and its Node.
+"""Join of a kubelet with a bootstrap kubeconfig: TLS bootstrapping, and its Node.
 
 As in Kubernetes (pkg/kubelet/certificate/bootstrap), the kubelet makes a key, requests a client
 certificate with the bootstrap token, and waits until a controller approves and signs the request.

@@ -1,4 +1,4 @@
-"""Ties the processes and directories of a lab to the process that owns the lab.
+"""Tie the processes and directories of a lab to the process that owns the lab.
 
 Every child gets `Owner.mark_environment`; every directory is made by `Owner.make_directory` or
 claimed by `Owner.claim_directory`. When the owner ends, the reaper kills and removes them. When

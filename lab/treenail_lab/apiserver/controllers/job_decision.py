@@ -1,4 +1,4 @@
-"""Decides what the Job controller does next, as kube-controller-manager 1.36 does.
+"""Decide what the Job controller does next, as kube-controller-manager 1.36 does.
 
 A decision is one step: the status is written first, then pods are created or deleted, then the
 finalizers of counted pods are removed. The changes lead to the next step.

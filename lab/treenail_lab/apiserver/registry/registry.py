@@ -1,4 +1,4 @@
-"""Reads and writes of objects, with the rules of their kinds."""
+"""Read and write objects, with the rules of their kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

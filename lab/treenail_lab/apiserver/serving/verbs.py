@@ -1,4 +1,4 @@
-"""Dispatches a request by verb, resource and subresource, and returns its answer.
+"""Dispatch a request by verb, resource and subresource, and return its answer.
 
 The subresource pods/log reads the files of the Nodes' kubelets.
 """

@@ -1,4 +1,4 @@
-"""Runs a program of a machine's initramfs in mount and network namespaces of its own.
+"""Run a program of a machine's initramfs in mount and network namespaces of its own.
 
 ::
 

@@ -42,7 +42,7 @@ class LogindInhibitor:
         return what in self.what.split(":") and self.mode in modes
 
 
-class LogindInhibitors:
+class InhibitorLocks:
     """The held locks; ``on_change`` is called after each change.
 
     Each is a file descriptor, and is released when its last copy is closed.
@@ -107,7 +107,7 @@ class EmulatedLogind:
         self._connection = connection
         self._settings = settings
         self._reboot = reboot
-        self._inhibitors = LogindInhibitors(self._publish_inhibitors)
+        self._inhibitors = InhibitorLocks(self._publish_inhibitors)
         self._is_shutting_down = False
         self._delay_source = 0
         self._schedule_source = 0
