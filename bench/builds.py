@@ -31,9 +31,9 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import SystemClock
-from treenail.controllers.image_build.build_planner import Planner
+from treenail.controllers.image_build.build_planner import BuildInputPlanner
 from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, ClusterReader
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
@@ -180,14 +180,14 @@ def fill_cluster(client: Client, host: str) -> None:
     base = f"{host}/os/base@sha256:{'b' * 64}"
     add_config(client, RENDERED)
     client.patch(MACHINECONFIGS, RENDERED, {"spec": {"osImageURL": base}})
-    planner = Planner(ClusterReader(client, CLOCK, namespace=NAMESPACE))
+    planner = BuildInputPlanner(ClusterReader(client, CLOCK, namespace=NAMESPACE))
     for number in range(CONFIGS):
         add_built_pool(client, planner, f"pool-{number:02}", host)
     for number in range(BUILDS - CONFIGS * OWN_BUILDS):
         add_build(client, f"lost-{number:03}", "lost", f"{host}/os/lost")
 
 
-def add_built_pool(client: Client, planner: Planner, name: str, host: str) -> None:
+def add_built_pool(client: Client, planner: BuildInputPlanner, name: str, host: str) -> None:
     """Create a pool, its MachineOSConfig, the current build and earlier ones."""
     pool = make_object(MACHINECONFIGPOOLS, name)
     pool["spec"] = {
@@ -274,7 +274,7 @@ def main(kubeconfig: str) -> None:
     controller = make_build_controller(
         client, EventRecorder(client, "bench", "bench", CLOCK), namespace=NAMESPACE
     )
-    informers = Informers(client, CLOCK)
+    informers = InformerSet(client, CLOCK)
     controller.register_watches(informers, lambda _: None)
     informers.start()
     assert informers.wait_until_synced(60.0)

@@ -15,7 +15,7 @@ from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -40,7 +40,7 @@ def main(kubeconfig: str, name: str) -> None:
             ControllerSettings(rollout),
             ControllerSettings(MachineConfigNodeController(client, clock), workers=4),
         ]
-    runtime = ControllerRuntime(crews, Informers(client, clock), clock, metrics)
+    runtime = ControllerRuntime(crews, InformerSet(client, clock), clock, metrics)
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,))
     thread.start()

@@ -5,7 +5,7 @@ import threading
 from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.api_client import Client
@@ -24,7 +24,7 @@ class Drains:
         recorder = EventRecorder(client, "treenail-controller", "lab", clock)
         controller = DrainController(client, recorder, clock, metrics, report_after_s=NAMED_AFTER_S)
         crew = ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)
-        self._runtime = ControllerRuntime([crew], Informers(client, clock), clock, metrics)
+        self._runtime = ControllerRuntime([crew], InformerSet(client, clock), clock, metrics)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._runtime.run, args=(self._stop,), name="drains", daemon=True

@@ -18,7 +18,7 @@ from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
-from treenail.controllers.handover.controller import InstallController, InstallHold
+from treenail.controllers.handover.controller import InstallationGate, InstallController
 from treenail.controllers.handover.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build import controller
@@ -31,7 +31,7 @@ from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import Controller, ControllerSettings
@@ -318,7 +318,7 @@ class Place:
         controllers = [each for name in self.controllers_run for each in known[name]]
         runtime = ControllerRuntime(
             [ControllerSettings(each, first_retry_s=0.05, max_retry_s=1.0) for each in controllers],
-            Informers(client, CLOCK),
+            InformerSet(client, CLOCK),
             CLOCK,
             metrics,
             make_elector=lambda gain, loss: LeaderElector(
@@ -361,7 +361,9 @@ def make_build_controller(
         controller.BuildOptions(
             signing_key=signing_key,
             limits=limits,
-            find_hold_reason=InstallHold(client, clock, namespace=hold_namespace).find_hold_reason,
+            find_hold_reason=InstallationGate(
+                client, clock, namespace=hold_namespace
+            ).find_hold_reason,
         ),
     )
 

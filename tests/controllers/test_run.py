@@ -26,7 +26,7 @@ from treenail.cli.controller.run import (
     ControllerProcess,
 )
 from treenail.cli.output import EXIT_USAGE
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotLeaderError, UsageError
 from treenail.kube.api_client import Client, Json
@@ -236,7 +236,7 @@ class EagerController:
         self._client = Client(context.transport)
         self.refusals: list[str] = []
 
-    def register_watches(self, informers: Informers, enqueue: Callable[[str], None]) -> None:
+    def register_watches(self, informers: InformerSet, enqueue: Callable[[str], None]) -> None:
         try:
             self._client.patch(NODES, "a", {"spec": {"unschedulable": True}})
         except NotLeaderError as error:

@@ -26,7 +26,7 @@ from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -224,7 +224,7 @@ def controllers(server: LabServer, kubeconfig: Path) -> Iterator[None]:
                 max_retry_s=0.2,
             ),
         ],
-        Informers(client, CLOCK),
+        InformerSet(client, CLOCK),
         CLOCK,
         metrics,
         make_elector=lambda gain, loss: LeaderElector(

@@ -19,9 +19,13 @@ from tests.mco import programs
 from tests.mco.random_states import RandomState
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.pools.node_facts import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.node_selection import (
+    compute_max_unavailable,
+    find_candidates,
+    sort_by_zone,
+)
 from treenail.controllers.pools.os_image import compute_build_target
 from treenail.controllers.pools.pool_status import PoolStatusInput, compute_status
-from treenail.controllers.pools.select import compute_max_unavailable, find_candidates, sort_by_zone
 from treenail.errors import ConfigError
 
 pytestmark = [pytest.mark.process, pytest.mark.limit(900)]

@@ -20,7 +20,7 @@ from tests.contract.csr import (
 from tests.provisioning.serving import LIMIT_S
 from tests.provisioning.token_cluster import NAMESPACE, SECRET, TokenCluster, run_token_cluster
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail.manifests.ignition_server import build_join_access
@@ -200,7 +200,7 @@ class Approvals:
         client = cluster.connect()
         recorder = EventRecorder(client, "tests", "tests", cluster.clock)
         self.controller = ApprovalController(client, cluster.real_clock, recorder, NAMESPACE)
-        self.informers = informers = Informers(client, cluster.clock)
+        self.informers = informers = InformerSet(client, cluster.clock)
         self.keys: list[str] = []
         self.controller.register_watches(informers, self.keys.append)
         cluster.stack.callback(informers.stop)

@@ -13,7 +13,7 @@ from tests.controllers.rollout.agents import Agents
 from tests.provisioning.samples import make_file
 from tests.provisioning.serving import IGNITION, Response, Serving, serve
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.provisioning.content.cluster_source import ClusterSource
 from treenail.provisioning.content.source import SourceSettings
 
@@ -55,7 +55,7 @@ def test_config_that_breaks_a_node_reaches_no_new_machine(place: Place, tmp_path
 
     change("/etc/own-1")
     place.pool()
-    informers = Informers(place.client, CLOCK)
+    informers = InformerSet(place.client, CLOCK)
     source = ClusterSource(informers, SourceSettings(), place.client)
     informers.start()
     (tmp_path / "server").mkdir()

@@ -22,7 +22,7 @@ from tests.contract.csr import (
 from tests.controllers.clusters import CLOCK, collection_of
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.errors import ForbiddenError
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
@@ -153,7 +153,7 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     recorder = EventRecorder(approver, "tests", "tests", CLOCK)
     joining.store_token(record)
     controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
-    informers = Informers(approver, CLOCK)
+    informers = InformerSet(approver, CLOCK)
     keys: list[str] = []
     controller.register_watches(informers, keys.append)
     informers.start()
@@ -246,7 +246,7 @@ def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningC
     joining.store_token(record)
     recorder = EventRecorder(approver, "tests", "tests", CLOCK)
     controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
-    informers = Informers(approver, CLOCK)
+    informers = InformerSet(approver, CLOCK)
     keys: list[str] = []
     controller.register_watches(informers, keys.append)
     informers.start()

@@ -26,7 +26,7 @@ from tests.provisioning.serving import LIMIT_S, serve
 from tests.provisioning.token_cluster import TokenCluster, run_token_cluster
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
@@ -241,7 +241,7 @@ def test_outage_of_five_minutes_serves_the_cache_and_logs_its_age(
     replica = token_cluster.start_replica()
     clock = FakeClock()
     client = token_cluster.connect()
-    informers = Informers(client, clock)
+    informers = InformerSet(client, clock)
     source = ClusterSource(informers, SourceSettings(), client)
     informers.start()
     (tmp_path / "server").mkdir()

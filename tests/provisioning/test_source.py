@@ -26,7 +26,7 @@ from tests.provisioning.samples import (
 )
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.errors import TreenailError
 from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
@@ -114,7 +114,7 @@ def cluster_place(tmp_path: Path) -> Iterator[ClusterPlace]:
         transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
         stack.callback(transport.close)
         client, clock = Client(transport), FakeClock()
-        informers = Informers(client, SystemClock())
+        informers = InformerSet(client, SystemClock())
         source = ClusterSource(informers, SETTINGS, client, clock)
         informers.start()
         stack.callback(informers.stop)
@@ -290,7 +290,7 @@ def test_cluster_that_is_not_listed_yet_is_unready(tmp_path: Path) -> None:
     with LabServer(tmp_path) as server:
         transport = HttpTransport(read_kubeconfig(str(server.admin_kubeconfig)), SystemClock())
         client = Client(transport)
-        source = ClusterSource(Informers(client, SystemClock()), SETTINGS, client)
+        source = ClusterSource(InformerSet(client, SystemClock()), SETTINGS, client)
         with pytest.raises(SourceUnreadyError, match="not listed"):
             source.read_inputs("worker")
         transport.close()

@@ -11,7 +11,7 @@ from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clocks import SystemClock
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.transport.kubeconfig import read_kubeconfig
@@ -39,7 +39,7 @@ class Replica:
 
     store: TokenStore
     access: TokenAccess
-    informers: Informers
+    informers: InformerSet
 
 
 @dataclass
@@ -93,7 +93,7 @@ class TokenCluster:
         client = self.connect()
         recorder = EventRecorder(client, COMPONENT_NAME, "tests", _PATIENT)
         events = PoolEvents(recorder, lambda: pools)
-        informers = Informers(client, _PATIENT)
+        informers = InformerSet(client, _PATIENT)
         store = TokenStore(client, NAMESPACE, self.clock)
         store.add_to_informers(informers)
         access = TokenAccess(

@@ -16,7 +16,7 @@ from treenail.cli.controller.run import (
 )
 from treenail.controllers.image_build.job_builder import JobSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
@@ -100,7 +100,7 @@ class SimControllers:
         )
         self.runtime = runtime_module.ControllerRuntime(
             [each for name in self.enabled for each in CONTROLLER_BUILDERS[name](context)],
-            Informers(client, process),
+            InformerSet(client, process),
             process,
             metrics,
             make_elector=lambda gain, loss: LeaderElector(

@@ -204,7 +204,7 @@ def _plan_build(
     inputs = pool_image.make_build_inputs(
         manifests, (pool,), plan.name, namespace=image_mode.NAMESPACE, architecture=architecture
     )
-    planner = build_planner.Planner(
+    planner = build_planner.BuildInputPlanner(
         cluster_reader.ClusterReader(inputs.objects, clock, namespace=image_mode.NAMESPACE)
     )
     try:

@@ -6,7 +6,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields, Json, load_json
 from treenail.clocks import Clock
 from treenail.controllers.drain.decide import DrainNode
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.resources import NODES, PODS
 from treenail.kube.watch import WatchScope
@@ -35,7 +35,7 @@ class NodeOutages:
         self._clock = clock
         self._outages: dict[str, _Outage] = {}
         self._blockers: dict[str, str] = {}
-        self._informers = Informers(client, clock)
+        self._informers = InformerSet(client, clock)
         self._informers.add_view(WatchScope(NODES), DrainNode.from_json).add_handler(
             self._observe_node
         )

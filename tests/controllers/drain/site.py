@@ -11,7 +11,7 @@ from treenail.api import annotations as key
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.workqueue import WorkQueue
 from treenail.errors import ClusterError, NotFoundError
 from treenail.kube.api_client import Client, Json
@@ -196,7 +196,7 @@ class Acting:
         self.clock = clock or site.clock
         self.metrics = ControllerMetrics()
         client = Client(self.wire)
-        self._informers = Informers(client, SystemClock())
+        self._informers = InformerSet(client, SystemClock())
         recorder = EventRecorder(client, "treenail-controller", "test", self.clock)
         self.controller = DrainController(
             client,

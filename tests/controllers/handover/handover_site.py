@@ -32,7 +32,7 @@ from treenail.controllers.handover.image_mode_field import build_settings_config
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import AlreadyExistsError, NotFoundError
@@ -182,7 +182,7 @@ class HandoverSite:
         )
         runtime = ControllerRuntime(
             [ControllerSettings(controller, workers=1, first_retry_s=0.05, max_retry_s=0.5)],
-            Informers(client, CLOCK),
+            InformerSet(client, CLOCK),
             CLOCK,
             ControllerMetrics(),
         )

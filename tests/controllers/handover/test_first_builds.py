@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import format_rfc3339
-from treenail.controllers.handover.controller import InstallHold
+from treenail.controllers.handover.controller import InstallationGate
 from treenail.controllers.handover.handover_objects import HandoverResult, build_result_configmap
 from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE, ImageMode
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
@@ -80,7 +80,7 @@ def test_first_build_waits_until_caches_show_the_adopted_build(site: BuildSite) 
     completed = format_rfc3339(clock.now())
     result = build_result_configmap(HandoverResult({}, "", completed))
     site.client.create(CONFIGMAPS, result, namespace=NAMESPACE)
-    hold = InstallHold(site.client, clock)
+    hold = InstallationGate(site.client, clock)
     clock.move(20.0)
     assert "waiting for the image that the bootstrap host built" in hold.find_hold_reason("master")
     clock.move(15.0)

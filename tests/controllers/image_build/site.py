@@ -18,7 +18,7 @@ from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError, UnreachableError
@@ -385,7 +385,7 @@ class BuildSite:
         )
         runtime = ControllerRuntime(
             [ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)],
-            Informers(client, CLOCK),
+            InformerSet(client, CLOCK),
             clock,
             ControllerMetrics(),
         )

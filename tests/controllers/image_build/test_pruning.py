@@ -34,7 +34,7 @@ from treenail.controllers.image_build.build_objects import (
     find_pushed_images,
     read_pushed_images,
 )
-from treenail.controllers.image_build.layer_builder import GateClosed, RepositoryGate
+from treenail.controllers.image_build.layer_builder import RepositoryLock, RepositoryLocked
 from treenail.controllers.image_build.pruner import read_candidates
 from treenail.image.oci.prune import plan_pruning
 from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
@@ -339,14 +339,14 @@ def test_system_part_of_another_repository_is_not_marked() -> None:
 
 
 def test_push_waits_for_the_end_of_pruning_and_prune_for_that_of_pushes() -> None:
-    gate = RepositoryGate(wait_s=0.01)
-    with gate.enter("a"), gate.close("a") as is_free:
+    repository_lock = RepositoryLock(wait_s=0.01)
+    with repository_lock.lock_for_push("a"), repository_lock.try_lock_for_prune("a") as is_free:
         assert not is_free
-    with gate.close("a") as is_free:
+    with repository_lock.try_lock_for_prune("a") as is_free:
         assert is_free
-        with gate.enter("b"):
+        with repository_lock.lock_for_push("b"):
             pass
-        with pytest.raises(GateClosed), gate.enter("a"):
+        with pytest.raises(RepositoryLocked), repository_lock.lock_for_push("a"):
             pass
-    with gate.enter("a"):
+    with repository_lock.lock_for_push("a"):
         pass

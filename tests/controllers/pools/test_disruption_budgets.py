@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 from treenail.clocks import SystemClock
 from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher
 from treenail.controllers.pools.rollout_policy import NodeOrder
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.resources import PODS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
@@ -48,7 +48,7 @@ def budgets(server: LabServer, site: Site, clock: FakeClock) -> Iterator[BudgetW
     kubeconfig = read_kubeconfig(str(server.write_kubeconfig(USER, ["system:masters"])))
     transport = HttpTransport(kubeconfig, SystemClock())
     client = Client(transport)
-    informers = Informers(client, SystemClock())
+    informers = InformerSet(client, SystemClock())
     found = BudgetWatcher(client, clock)
     found.watch_budgets(informers)
     informers.start()

@@ -15,8 +15,7 @@ from tests.controllers.rollout.builders import (
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
-from treenail.controllers.pools.os_image import compute_build_target
-from treenail.controllers.pools.select import (
+from treenail.controllers.pools.node_selection import (
     compute_max_unavailable,
     find_candidates,
     find_redirectable,
@@ -24,6 +23,7 @@ from treenail.controllers.pools.select import (
     sort_by_zone,
     spread_over_zones,
 )
+from treenail.controllers.pools.os_image import compute_build_target
 from treenail.errors import ConfigError
 
 

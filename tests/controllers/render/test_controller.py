@@ -17,7 +17,7 @@ from treenail.clocks import SystemClock
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
 from treenail.controllers.render.render import hash_render_inputs
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.controllers.status.rollout_result import RolloutOutcome
@@ -75,7 +75,7 @@ def running(server: LabServer, refused: list[str] | None = None) -> Iterator[Non
         client, CLOCK, EventRecorder(client, "render", "here", CLOCK), settle_s=0.0
     )
     crew = ControllerSettings(controller, first_retry_s=0.02)
-    runtime = ControllerRuntime([crew], Informers(client, CLOCK), CLOCK, ControllerMetrics())
+    runtime = ControllerRuntime([crew], InformerSet(client, CLOCK), CLOCK, ControllerMetrics())
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
     thread.start()

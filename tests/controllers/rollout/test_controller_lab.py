@@ -27,7 +27,7 @@ from treenail.controllers.rollout.external_gates import GateClient, Gates, LockH
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -91,7 +91,7 @@ def running(server: LabServer, gates: Gates | None = None) -> Iterator[None]:
     nodes = MachineConfigNodeController(client, CLOCK)
     runtime = ControllerRuntime(
         [ControllerSettings(rollout), ControllerSettings(nodes)],
-        Informers(client, CLOCK),
+        InformerSet(client, CLOCK),
         CLOCK,
         ControllerMetrics(),
     )

@@ -17,7 +17,7 @@ from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -54,7 +54,7 @@ def rollout(lab: Lab) -> Iterator[None]:
     events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
     controller = RolloutController(client, CLOCK, GateClient(WebClient()), events, Rules())
     runtime = ControllerRuntime(
-        [ControllerSettings(controller)], Informers(client, CLOCK), CLOCK, ControllerMetrics()
+        [ControllerSettings(controller)], InformerSet(client, CLOCK), CLOCK, ControllerMetrics()
     )
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)

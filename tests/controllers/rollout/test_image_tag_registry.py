@@ -18,7 +18,7 @@ from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -49,7 +49,7 @@ def rollout(site: BuildSite) -> Iterator[None]:
         tags=make_tag_source(client, CLOCK, lambda: site.namespace),
     )
     runtime = ControllerRuntime(
-        [ControllerSettings(controller)], Informers(client, CLOCK), CLOCK, ControllerMetrics()
+        [ControllerSettings(controller)], InformerSet(client, CLOCK), CLOCK, ControllerMetrics()
     )
     stop = threading.Event()
     thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)

@@ -14,7 +14,7 @@ from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_poo
 from treenail.clocks import parse_rfc3339
 from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S, TagMetrics
 from treenail.controllers.pools.os_image import UNRESOLVED_CHECK_S
-from treenail.controllers.rollout.image_tag_keeper import TagParts
+from treenail.controllers.rollout.image_tag_updater import TagDependencies
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import ConfigError, UnreachableError
 from treenail.image.build_result import BuildReason
@@ -53,7 +53,7 @@ class Site:
         metrics = TagMetrics(ControllerMetrics(), "pool_image")
         if not self.notified:
             metrics = TagMetrics(self.metrics, "pool_image")
-        parts = TagParts(self.source, InlineExecutor(), self.notified.append, metrics)
+        parts = TagDependencies(self.source, InlineExecutor(), self.notified.append, metrics)
         self.reconciler = build_reconciler(self.world, tags=parts)
 
     def turn(self, after_s: float = 0.0) -> float | None:

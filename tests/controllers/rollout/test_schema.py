@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from treenail.api.machineconfigpool import MachineConfigPool
+from treenail.controllers.pools.node_selection import compute_max_unavailable
 from treenail.controllers.pools.rollout_policy import parse_policy
-from treenail.controllers.pools.select import compute_max_unavailable
 from treenail.errors import ConfigError
 from treenail.manifests.installation import load_crds
 from treenail_lab.apiserver.schema.structural_schema import find_problems

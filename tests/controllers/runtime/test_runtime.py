@@ -12,7 +12,7 @@ from tests.controllers.rollout.agents import install_kinds
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import Informers, InformerView
+from treenail.controllers.runtime.informer_set import InformerSet, InformerView
 from treenail.controllers.runtime.runtime import ControllerRuntime, MakeElector, make_sole_leader
 from treenail.controllers.runtime.workers import Controller, ControllerSettings, Enqueue
 from treenail.errors import ClusterError, ConfigError, NotFoundError, NotLeaderError
@@ -54,7 +54,7 @@ class Reader:
     def name(self) -> str:
         return self._name
 
-    def register_watches(self, informers: Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: InformerSet, enqueue: Enqueue) -> None:
         self.view: InformerView[str] = informers.add_view(PLACE, word)
         self.view.add_handler(lambda key, _before, _after: enqueue(key))
 
@@ -94,7 +94,7 @@ class Process:
         stop_limit_s: float = 20.0,
     ) -> None:
         self.metrics = ControllerMetrics()
-        informers = Informers(client, CLOCK)
+        informers = InformerSet(client, CLOCK)
         crews = [
             ControllerSettings(each, first_retry_s=0.01, max_retry_s=0.05) for each in controllers
         ]
@@ -367,7 +367,7 @@ def test_disconnected_watch_makes_the_process_unready(server: LabServer, client:
 def test_optional_kind_that_is_installed_later_can_be_stale(
     server: LabServer, client: Client
 ) -> None:
-    informers = Informers(client, CLOCK)
+    informers = InformerSet(client, CLOCK)
     scope = WatchScope(ROLLOUTPOLICIES)
     view = informers.add_view(scope, lambda found: found, optional=True)
     informers.start()

@@ -19,9 +19,9 @@ from treenail.controllers.pools.disruption_budgets import BlockingBudget, find_b
 from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.pools.rollout_policy import ObservedPolicy, parse_policy
 from treenail.controllers.render import render
-from treenail.controllers.status import plan, status_table
-from treenail.controllers.status.plan import PlanInput
-from treenail.controllers.status.plan_text import format_plans
+from treenail.controllers.status import rollout_plan, status_table
+from treenail.controllers.status.rollout_plan import RolloutPlanInput
+from treenail.controllers.status.rollout_plan_text import format_plans
 from treenail.errors import ConfigError
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
@@ -68,7 +68,7 @@ def pool(policy: str = "", **spec: Any) -> dict[str, Any]:
     }
 
 
-def parse_policies(found: PlanInput) -> dict[str, ObservedPolicy]:
+def parse_policies(found: RolloutPlanInput) -> dict[str, ObservedPolicy]:
     names = {each.pool.rollout_policy for each in found.pools.values()}
     return {
         name: ObservedPolicy(name, parse_policy({"spec": yaml.safe_load(name)}, "careful"))
@@ -77,7 +77,7 @@ def parse_policies(found: PlanInput) -> dict[str, ObservedPolicy]:
     }
 
 
-def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> PlanInput:
+def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> RolloutPlanInput:
     """Build a cluster whose nodes have the rendered config of their pool."""
     seen = ObservedPool.from_json(document)
     base = {each["metadata"]["name"]: MachineConfig.from_json(each) for each in configs}
@@ -91,14 +91,14 @@ def snapshot(nodes: int, document: dict[str, Any], *configs: dict[str, Any]) -> 
     world.deliver()
     known = {**base, rendered[0].name: rendered[0].config}
     now = replace(seen.pool, configuration=PoolConfiguration(rendered[0].name))
-    return PlanInput({"worker": ObservedPool(now)}, world.list_nodes(), known)
+    return RolloutPlanInput({"worker": ObservedPool(now)}, world.list_nodes(), known)
 
 
-def planned(found: PlanInput, *documents: dict[str, Any]) -> str:
+def planned(found: RolloutPlanInput, *documents: dict[str, Any]) -> str:
     texts = [(f"file{index}", json.dumps(each)) for index, each in enumerate(documents)]
-    after = plan.apply_manifests(found, render.read_manifests(texts))
+    after = rollout_plan.apply_manifests(found, render.read_manifests(texts))
     after = replace(after, policies={**parse_policies(after), **after.policies})
-    return "\n".join(format_plans(plan.plan_pools(after, now=0.0)))
+    return "\n".join(format_plans(rollout_plan.plan_pools(after, now=0.0)))
 
 
 def test_plan_reports_action_cause_source_order_and_duration() -> None:
@@ -223,10 +223,10 @@ def test_unknown_field_in_a_file_is_rejected(document: dict[str, Any], message: 
 
 def test_missing_policy_cannot_be_planned() -> None:
     found = snapshot(1, pool(), config("00-base"))
-    after = plan.apply_manifests(
+    after = rollout_plan.apply_manifests(
         found, render.read_manifests([("f", json.dumps(pool(rolloutPolicy="gone")))])
     )
-    (planned_pool,) = plan.plan_pools(after, now=0.0)
+    (planned_pool,) = rollout_plan.plan_pools(after, now=0.0)
     assert "RolloutPolicy gone does not exist" in planned_pool.problems[0]
 
 

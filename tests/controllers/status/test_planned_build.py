@@ -13,15 +13,15 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller import main as command
 from treenail.controllers.render import render
-from treenail.controllers.status import plan
-from treenail.controllers.status.plan import PlanInput, plan_pools
+from treenail.controllers.status import rollout_plan
+from treenail.controllers.status.rollout_plan import RolloutPlanInput, plan_pools
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.apiserver.serving.server import LabServer
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 
 
-def with_build(found: PlanInput, rendered: str, **status: Any) -> PlanInput:
+def with_build(found: RolloutPlanInput, rendered: str, **status: Any) -> RolloutPlanInput:
     image_config = MachineOSConfig.from_json(
         {
             "metadata": {"name": "worker"},
@@ -94,7 +94,9 @@ def image_config(text: str = TEXT, *, name: str = "worker", **spec: Any) -> dict
     }
 
 
-def built(found: PlanInput, document: dict[str, Any], job: str = "build-worker-1") -> PlanInput:
+def built(
+    found: RolloutPlanInput, document: dict[str, Any], job: str = "build-worker-1"
+) -> RolloutPlanInput:
     """Return the snapshot after the build of its MachineOSConfig, whose image all nodes have."""
     (name,) = (each.pool.configuration.name for each in found.pools.values())
     status = {"builder": {"job": {"name": job}}} if job else {}
@@ -148,7 +150,9 @@ def test_annotation_that_changes_the_image_in_a_file_is_a_build(name: str) -> No
 
 def test_reverted_containerfile_needs_no_build() -> None:
     found = snapshot(2, pool(), config("00", osImageURL=BASE))
-    old = plan.apply_manifests(found, render.read_manifests([("file", json.dumps(image_config()))]))
+    old = rollout_plan.apply_manifests(
+        found, render.read_manifests([("file", json.dumps(image_config()))])
+    )
     (wanted,) = plan_pools(old, now=0.0)
     assert wanted.build is not None
     name = wanted.build.name
@@ -157,7 +161,7 @@ def test_reverted_containerfile_needs_no_build() -> None:
         now.image_builds["b"], metadata=replace(now.image_builds["b"].metadata, name=name)
     )
     (after,) = plan_pools(
-        plan.apply_manifests(
+        rollout_plan.apply_manifests(
             replace(now, image_builds={"past": past}),
             render.read_manifests([("file", json.dumps(image_config()))]),
         ),

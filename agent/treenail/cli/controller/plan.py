@@ -7,7 +7,7 @@ from treenail import clocks, errors
 from treenail.cli import files, output, output_format, terminal
 from treenail.cli.controller import connect
 from treenail.controllers.render import render
-from treenail.controllers.status import plan, plan_text, snapshot
+from treenail.controllers.status import rollout_plan, rollout_plan_text, snapshot
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,7 +50,7 @@ def print_plan(arguments: argparse.Namespace) -> int:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     with connect.connect_cluster(arguments) as client:
         before = snapshot.read_snapshot(client)
-    after = plan.apply_manifests(before, documents)
+    after = rollout_plan.apply_manifests(before, documents)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
         raise errors.UsageError(
@@ -64,12 +64,12 @@ def print_plan(arguments: argparse.Namespace) -> int:
                 f"{image_config.pool!r:.260}, which does not exist, found: {known}",
                 remedy="correct spec.machineConfigPool.name, or name the pool with -f, too",
             )
-    plans = plan.plan_pools(after, now=clocks.SystemClock().now(), only=arguments.pool)
+    plans = rollout_plan.plan_pools(after, now=clocks.SystemClock().now(), only=arguments.pool)
     output_format.print_output(
         arguments.output,
         kind="RolloutPlan",
-        content=lambda: plan_text.convert_to_json(plans),
-        lines=lambda: [*plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
+        content=lambda: rollout_plan_text.convert_to_json(plans),
+        lines=lambda: [*rollout_plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
     return output.EXIT_FAILED if any(pool_plan.problems for pool_plan in plans) else 0

@@ -152,7 +152,7 @@ def _build_drain(context: ControllerContext) -> tuple[workers.ControllerSettings
 
 
 def _build_build(context: ControllerContext) -> tuple[workers.ControllerSettings, ...]:
-    from treenail.controllers.handover.controller import InstallHold
+    from treenail.controllers.handover.controller import InstallationGate
     from treenail.controllers.image_build.controller import BuildOptions, make_build_controller
     from treenail.registry.proxies import read_proxy_settings
 
@@ -166,7 +166,7 @@ def _build_build(context: ControllerContext) -> tuple[workers.ControllerSettings
         BuildOptions(
             proxies=read_proxy_settings(os.environ),
             signing_key=trust.load_key(context.signing_key) if context.signing_key else None,
-            find_hold_reason=InstallHold(client, context.clock).find_hold_reason,
+            find_hold_reason=InstallationGate(client, context.clock).find_hold_reason,
             late_writes=context.late_writes,
         ),
     )
@@ -348,7 +348,7 @@ class ControllerProcess:
             make_elector = self._create_election(
                 arguments.namespace or _read_own_namespace(), identity, clock
             )
-        informers = informer_set.Informers(client, clock)
+        informers = informer_set.InformerSet(client, clock)
         self._page = _create_page(arguments, informers, clock, self._read_leader)
         self._runtime = runtime.ControllerRuntime(
             [controller for name in arguments.enable for controller in builders[name](context)],
@@ -439,7 +439,7 @@ def _read_build_settings(arguments: argparse.Namespace) -> JobSettings:
 
 def _create_page(
     arguments: argparse.Namespace,
-    informers: informer_set.Informers,
+    informers: informer_set.InformerSet,
     clock: clocks.Clock,
     read_leader: Callable[[], "LeaderReport"],
 ) -> AbstractContextManager[object]:

@@ -18,7 +18,7 @@ from treenail.controllers.runtime.http_server import parse_address
 from treenail.log import log_to_stderr
 
 if TYPE_CHECKING:
-    from treenail.controllers.runtime.informer_set import Informers
+    from treenail.controllers.runtime.informer_set import InformerSet
     from treenail.provisioning.content.selection import FirstImageSettings
     from treenail.provisioning.content.source import PoolSource, SourceSettings
     from treenail.provisioning.machines.request_recorder import RequestLogSettings
@@ -211,21 +211,21 @@ class ServeProcess:
             )
             yield stack.enter_context(server)
 
-    def _open_informers(self, stack: ExitStack) -> "Informers | None":
+    def _open_informers(self, stack: ExitStack) -> "InformerSet | None":
         if self._transport is None:
             return None
-        from treenail.controllers.runtime.informer_set import Informers
+        from treenail.controllers.runtime.informer_set import InformerSet
         from treenail.kube.api_client import Client
 
         stack.callback(self._transport.close)
         # A rendered config may have a megabyte, and a page is complete in memory.
         client = Client(self._transport, page_size=_PAGE_SIZE, max_pages=_MAX_PAGES)
-        informers = Informers(client, self._clock)
+        informers = InformerSet(client, self._clock)
         stack.callback(informers.stop)
         return informers
 
     def _open_source(
-        self, informers: "Informers | None", settings: "SourceSettings"
+        self, informers: "InformerSet | None", settings: "SourceSettings"
     ) -> "PoolSource":
         if informers is None or self._transport is None:
             from treenail.provisioning.content.directory_source import DirectorySource

@@ -14,7 +14,7 @@ from treenail.kube.transport.kubeconfig import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-    from treenail.controllers.runtime.informer_set import Informers
+    from treenail.controllers.runtime.informer_set import InformerSet
     from treenail.kube.api_client import Transport
     from treenail.provisioning.content.source import PoolSource
     from treenail.provisioning.tokens.access import Access
@@ -106,7 +106,7 @@ def open_access(
     stack: ExitStack,
     arguments: argparse.Namespace,
     transport: "Transport | None",
-    informers: "Informers | None",
+    informers: "InformerSet | None",
     source: "PoolSource",
     metrics: "ControllerMetrics",
     clock: clocks.Clock,

@@ -201,7 +201,9 @@ class DrainController:
         self._enqueue: Callable[[str], None] = lambda _: None
         self._register_gauges()
 
-    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
+    def register_watches(
+        self, informers: informer_set.InformerSet, enqueue: workers.Enqueue
+    ) -> None:
         """Watch Nodes, PodDisruptionBudgets and, if the cluster has the kind, MachineConfigNodes.
 
         Pods are watched only during a drain.

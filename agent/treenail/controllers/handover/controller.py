@@ -4,7 +4,7 @@ It adopts the objects of the installation, moves its images to their final regis
 the nodes to drop the registry on the bootstrap host. All state is in the cluster and in the
 registries: after a kill at any point the next leader goes on.
 
-`InstallHold` delays the first builds of a control plane whose image the bootstrap host has
+`InstallationGate` delays the first builds of a control plane whose image the bootstrap host has
 built. The manifests of an installation reach the cluster before the image does, and a build of the
 same inputs would be the second one.
 """
@@ -46,7 +46,7 @@ _THREADS = 2
 _MARK_AGAIN_S = 30.0
 
 
-class ImageMoves:
+class ImageMoveAttempts:
     """Attempts to move images on threads of their own. Thread-safe."""
 
     def __init__(
@@ -154,18 +154,18 @@ class InstallController:
                 "1 while the image of an installation is not in its final registry in time.",
                 ("pool",),
             )
-        self._moves: ImageMoves
+        self._moves: ImageMoveAttempts
         self._configs: informer_set.InformerView[machineosconfig.MachineOSConfig]
         self._builds: informer_set.InformerView[machineosbuild.MachineOSBuild]
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._nodes: informer_set.InformerView[handover_objects.RegistryNode]
-        self._informers: informer_set.Informers
+        self._informers: informer_set.InformerSet
 
     def register_watches(
-        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+        self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         """Watch the objects that an installation concerns."""
-        self._moves = ImageMoves(self._mover, self._clock, enqueue)
+        self._moves = ImageMoveAttempts(self._mover, self._clock, enqueue)
         self._configs = informers.add_view(
             watch.WatchScope(resources.MACHINEOSCONFIGS),
             machineosconfig.MachineOSConfig.from_json,
@@ -558,7 +558,7 @@ _SETTLE_S = 30.0
 """Time for which the watch of builds may be behind the result of the hand-over."""
 
 
-class InstallHold:
+class InstallationGate:
     """Says which pools wait for the installation. Thread-safe."""
 
     def __init__(

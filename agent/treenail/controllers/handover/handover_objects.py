@@ -18,7 +18,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.config import bootstrap_registry
 from treenail.controllers.handover.image_mode import NAMESPACE
-from treenail.controllers.pools import os_image, pool_status, select
+from treenail.controllers.pools import node_selection, os_image, pool_status
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube import resources
 from treenail.registry.names import check_digest
@@ -219,7 +219,7 @@ _MESSAGE_LIMIT = 2000
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _NAMES_LIMIT = 5
 _TEXTS_LIMIT, _REASON_LIMIT = 6, 500
-_BOOTSTRAP_LABELS = (*select.CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
+_BOOTSTRAP_LABELS = (*node_selection.CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
 """Labels of nodes whose machines the bootstrap host serves."""
 
 

@@ -154,7 +154,7 @@ class BuildPlanner(Protocol):
         """Read a rendered config; raise `ConfigError` or `ClusterError`."""
 
 
-class Planner:
+class BuildInputPlanner:
     """A `treenail.controllers.image_build.build_planner.BuildPlanner`. Thread-safe."""
 
     def __init__(
@@ -452,7 +452,7 @@ def plan_builds(
             remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
         )
     reader = cluster_reader.ClusterReader(objects, clock, namespace="")
-    planner = Planner(reader, options=options)
+    planner = BuildInputPlanner(reader, options=options)
     builds = []
     for image_config in configs:
         config = _pin_tag(image_config, reader, resolve_tag)
@@ -483,7 +483,7 @@ def _plan_build(
     manifests: render.InputManifests,
     objects: cluster_reader.FileObjects,
     reader: cluster_reader.ClusterReader,
-    planner: Planner,
+    planner: BuildInputPlanner,
     architectures: frozenset[str],
 ) -> OfflineBuild:
     if config.pool not in manifests.pools:

@@ -29,7 +29,7 @@ from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_objects
-from treenail.controllers.pools import pool_index, pool_membership, select
+from treenail.controllers.pools import node_selection, pool_index, pool_membership
 from treenail.controllers.render.render import RenderedConfig
 from treenail.controllers.runtime import informer_set
 from treenail.image.inputs.build_inputs import find_build_paths
@@ -336,7 +336,7 @@ class BuildViews:
         self.jobs: informer_set.InformerView[build_objects.ObservedJob]
         self.pods: informer_set.InformerView[build_objects.ObservedPod]
 
-    def register_watches(self, informers: informer_set.Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.InformerSet, enqueue: Enqueue) -> None:
         """Add the views, and enqueue MachineOSConfigs when something changes for them."""
         self._enqueue = enqueue
         self.configs = informers.add_view(
@@ -391,7 +391,9 @@ class BuildViews:
     def has_only_control_plane(self) -> bool:
         """Return whether no Node is a worker, as before the first worker joins."""
         nodes = self.nodes.get_all().values()
-        return not any(node.labels.keys().isdisjoint(select.CONTROL_PLANE_LABELS) for node in nodes)
+        return not any(
+            node.labels.keys().isdisjoint(node_selection.CONTROL_PLANE_LABELS) for node in nodes
+        )
 
     def _group_architectures(self) -> dict[str, frozenset[str]]:
         architectures_by_pool: dict[str, set[str]] = {}

@@ -169,10 +169,10 @@ class BuildController:
         self._refusals: dict[str, str] = {}
         """The last refused write of each MachineOSConfig. Only its worker accesses it."""
         self._requests: layer_builder.RegistryRequests
-        self._informers: informer_set.Informers
+        self._informers: informer_set.InformerSet
 
     def register_watches(
-        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+        self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._informers = informers
@@ -572,10 +572,10 @@ def make_build_controller(
     """Make the controller; its Jobs are in the namespace of the settings."""
     chosen = options or BuildOptions()
     reader = cluster_reader.ClusterReader(client, clock, namespace=settings.namespace)
-    planner = build_planner.Planner(
+    planner = build_planner.BuildInputPlanner(
         reader, options=build_inputs.list_builder_options(has_cache=bool(settings.cache_repository))
     )
-    gate, events = layer_builder.RepositoryGate(), writer.BuildEvents(recorder)
+    repository_lock, events = layer_builder.RepositoryLock(), writer.BuildEvents(recorder)
     dependencies = BuildDependencies(
         planner,
         job_builder.JobBuilder(client, planner, settings, chosen.late_writes),
@@ -585,11 +585,16 @@ def make_build_controller(
             proxies=chosen.proxies,
             signing_key=chosen.signing_key,
             limits=chosen.limits,
-            gate=gate,
+            repository_lock=repository_lock,
         ),
         events,
         ImagePruner(
-            planner, ReferenceReader(client, reader), events, clock, gate, proxies=chosen.proxies
+            planner,
+            ReferenceReader(client, reader),
+            events,
+            clock,
+            repository_lock,
+            proxies=chosen.proxies,
         ),
         chosen.find_hold_reason,
     )

@@ -16,7 +16,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, build_planner
-from treenail.controllers.pools import node_facts, select
+from treenail.controllers.pools import node_facts, node_selection
 from treenail.image.build_result import EXIT_USER
 from treenail.kube import api_client, lease, resources
 
@@ -35,7 +35,7 @@ _RESERVE_S = 30
 """Seconds of the deadline that are left for the start of the pod, the pull and the report."""
 _CONTROL_PLANE_TOLERATIONS: list[decode.Json] = [
     {"key": label, "operator": "Exists", "effect": "NoSchedule"}
-    for label in select.CONTROL_PLANE_LABELS
+    for label in node_selection.CONTROL_PLANE_LABELS
 ]
 
 

@@ -2,7 +2,7 @@
 
 `LayerBuilder` adds the config to images through registries alone, and checks images.
 `RegistryRequests` runs this on threads of its own, so that a slow registry delays no other build.
-`RepositoryGate` excludes pushes to a repository while its images are pruned.
+`RepositoryLock` excludes pushes to a repository while its images are pruned.
 """
 
 import logging
@@ -45,7 +45,7 @@ MAX_PARALLEL = 8
 MAX_PER_REGISTRY = 3
 """Of them to one registry, so that one that hangs does not use all threads."""
 Work = Callable[[], build_facts.Answer]
-_GATE_WAIT_S = 300.0
+_LOCK_WAIT_S = 300.0
 _MAX_PROBLEMS = 5
 _REFUSALS = frozenset(
     {
@@ -143,25 +143,25 @@ def get_registry(question: build_facts.Question) -> str:
     return image.partition("/")[0]
 
 
-class GateClosed(Exception):
+class RepositoryLocked(Exception):
     """Pruning did not end within the time limit."""
 
 
-class RepositoryGate:
+class RepositoryLock:
     """Any number of pushes to a repository at the same time, or one prune. Thread-safe."""
 
-    def __init__(self, *, wait_s: float = _GATE_WAIT_S) -> None:
+    def __init__(self, *, wait_s: float = _LOCK_WAIT_S) -> None:
         self._wait_s = wait_s
         self._changed = threading.Condition()
         self._pushes: Counter[str] = Counter()
         self._pruned: set[str] = set()
 
     @contextmanager
-    def enter(self, repository: str) -> Iterator[None]:
-        """Push within this context; raise `GateClosed` if pruning takes too long."""
+    def lock_for_push(self, repository: str) -> Iterator[None]:
+        """Push within this context; raise `RepositoryLocked` if pruning takes too long."""
         with self._changed:
             if not self._changed.wait_for(lambda: repository not in self._pruned, self._wait_s):
-                raise GateClosed(f"images of {repository} are being deleted")
+                raise RepositoryLocked(f"images of {repository} are being deleted")
             self._pushes[repository] += 1
         try:
             yield
@@ -172,7 +172,7 @@ class RepositoryGate:
                     del self._pushes[repository]
 
     @contextmanager
-    def close(self, repository: str) -> Iterator[bool]:
+    def try_lock_for_prune(self, repository: str) -> Iterator[bool]:
         """Prune within this context if it yields True; False means that a push or prune runs."""
         with self._changed:
             is_free = not self._pushes[repository] and repository not in self._pruned
@@ -213,12 +213,12 @@ class LayerBuilder:
 
     def __init__(
         self,
-        planner: build_planner.Planner,
+        planner: build_planner.BuildInputPlanner,
         clock: clocks.Clock,
         *,
         proxies: ProxySettings | None = None,
         signing_key: signatures.SigningKey | None = None,
-        gate: RepositoryGate | None = None,
+        repository_lock: RepositoryLock | None = None,
         limits: transport.RegistryLimits | None = None,
         endpoints: Mapping[str, RegistryEndpoint] | None = None,
     ) -> None:
@@ -229,7 +229,7 @@ class LayerBuilder:
         self._proxies = proxies
         self._limits = limits
         self._signing_key = signing_key
-        self._gate = gate or RepositoryGate()
+        self._repository_lock = repository_lock or RepositoryLock()
 
     def answer_question(
         self,
@@ -425,8 +425,10 @@ class LayerBuilder:
             destination = ImageDestination(pusher, target.repository, target.tag)
             try:
                 # Pruning must not delete an equal image between its push and its verification.
-                stack.enter_context(self._gate.enter(f"{target.registry}/{target.repository}"))
-            except GateClosed as error:
+                stack.enter_context(
+                    self._repository_lock.lock_for_push(f"{target.registry}/{target.repository}")
+                )
+            except RepositoryLocked as error:
                 failure = build_facts.AttemptFailure(
                     build_result.BuildReason.REGISTRY_BUSY, str(error)
                 )

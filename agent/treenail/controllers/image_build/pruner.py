@@ -180,11 +180,11 @@ class ImagePruner:
 
     def __init__(
         self,
-        planner: build_planner.Planner,
+        planner: build_planner.BuildInputPlanner,
         references: ReferenceReader,
         events: writer.BuildEvents,
         clock: Clock,
-        gate: layer_builder.RepositoryGate,
+        repository_lock: layer_builder.RepositoryLock,
         *,
         proxies: ProxySettings | None = None,
     ) -> None:
@@ -192,7 +192,7 @@ class ImagePruner:
         self._references = references
         self._events = events
         self._clock = clock
-        self._gate = gate
+        self._repository_lock = repository_lock
         self._proxies = proxies
         self._lock = threading.Lock()
         self._states: dict[str, _PruneState] = {}
@@ -286,7 +286,9 @@ class ImagePruner:
         settings = RegistrySettings(login, tls, self._proxies)
         with (
             settings.open_client(spec.registry, spec.repository, self._clock) as client,
-            self._gate.close(f"{spec.registry}/{spec.repository}") as is_free,
+            self._repository_lock.try_lock_for_prune(
+                f"{spec.registry}/{spec.repository}"
+            ) as is_free,
         ):
             if not is_free:
                 self._postpone_pass(config.name)

@@ -54,7 +54,7 @@ class BudgetWatcher:
         self._blocked_nodes: frozenset[str] = frozenset()
         self._valid_until = float("-inf")
 
-    def watch_budgets(self, informers: informer_set.Informers) -> None:
+    def watch_budgets(self, informers: informer_set.InformerSet) -> None:
         """Watch the budgets, if the cluster has the kind."""
         scope = watch.WatchScope(resources.PODDISRUPTIONBUDGETS)
         self._exhausted = informers.add_view(scope, ExhaustedBudget.from_json, optional=True)

@@ -15,7 +15,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
 from treenail.config.rendered_name import rendered_name
-from treenail.controllers.pools.expected import ExpectedPools
+from treenail.controllers.pools.expected_writes import ExpectedPools
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
@@ -132,7 +132,7 @@ class RenderController:
         self._validated = ValidatedConfigs()
 
     def register_watches(
-        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+        self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         """Watch pools, MachineConfigs, the ControllerConfig, and references of Nodes."""
         pools = informers.add_view(

@@ -16,7 +16,7 @@ from treenail.controllers.pools import (
     pool_membership,
     rollout_policy,
 )
-from treenail.controllers.rollout import external_gates, image_tag_keeper, pool_metrics, reconcile
+from treenail.controllers.rollout import external_gates, image_tag_updater, pool_metrics, reconcile
 from treenail.controllers.runtime import controller_metrics, informer_set
 from treenail.kube import api_client, event_recorder, resources, watch
 
@@ -101,7 +101,7 @@ class RolloutController:
             if metrics is None
             else pool_metrics.PoolMetrics(metrics, clock, self._read_all_pools)
         )
-        self._informers: informer_set.Informers | None = None
+        self._informers: informer_set.InformerSet | None = None
         self._pools: informer_set.InformerView[pool_membership.ObservedPool] | None = None
         self._nodes: informer_set.InformerView[node_facts.NodeFacts] | None = None
         self._policies: informer_set.InformerView[rollout_policy.ObservedPolicy] | None = None
@@ -116,10 +116,10 @@ class RolloutController:
         self,
         source: image_tags.TagSource | None,
         metrics: controller_metrics.ControllerMetrics | None,
-    ) -> image_tag_keeper.TagParts | None:
+    ) -> image_tag_updater.TagDependencies | None:
         if source is None:
             return None
-        return image_tag_keeper.TagParts(
+        return image_tag_updater.TagDependencies(
             source,
             self._tag_executor,
             self._notify_pool,
@@ -131,7 +131,7 @@ class RolloutController:
         self._enqueue(pool)
 
     def register_watches(
-        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+        self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         """Watch pools, policies, nodes and PodDisruptionBudgets."""
         self._enqueue = enqueue
@@ -183,7 +183,7 @@ class RolloutController:
 
     def _watch_policies(
         self,
-        informers: informer_set.Informers,
+        informers: informer_set.InformerSet,
         pools: informer_set.InformerView[pool_membership.ObservedPool],
         enqueue: Callable[[str], None],
     ) -> None:
@@ -209,7 +209,7 @@ class RolloutController:
         policies.add_handler(on_policy)
 
     def _watch_builds(
-        self, informers: informer_set.Informers, enqueue: Callable[[str], None]
+        self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         # A cluster without image builds need not have the kinds.
         configs = informers.add_view(

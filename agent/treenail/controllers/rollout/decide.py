@@ -13,11 +13,11 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.controllers.pools import (
     maintenance_windows,
     node_facts,
+    node_selection,
     os_image,
     pool_status,
     rollout_policy,
     rollout_record,
-    select,
 )
 from treenail.controllers.pools.holders import (
     check_progress,
@@ -108,7 +108,7 @@ def decide_rollout(
     """
     policy, gate_verdicts = context.policy, context.gate_verdicts
     try:
-        limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+        limit = node_selection.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except ConfigError as error:
         return RolloutDecision(record=record, problem=pool_status.build_config_problem(error))
     if context.stale_reason:
@@ -142,7 +142,7 @@ def decide_rollout(
         nodes,
         image_verdict.target,
         record,
-        select.limit_to_quorum(limit, nodes),
+        node_selection.limit_to_quorum(limit, nodes),
         limit,
         now,
         context.last_node,
@@ -310,9 +310,9 @@ def _add_stall(situation: _RolloutSituation, decision: RolloutDecision) -> Rollo
 def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.NodeFacts]:
     """Choose unavailable nodes first, then as many others as the capacity allows."""
     redirected = _filter_wave(
-        situation, select.find_redirectable(situation.nodes, situation.target)
+        situation, node_selection.find_redirectable(situation.nodes, situation.target)
     )
-    candidates = select.find_candidates(
+    candidates = node_selection.find_candidates(
         situation.nodes, situation.target, situation.max_unavailable
     )
     redirected_names = {node.name for node in redirected}
@@ -326,7 +326,7 @@ def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.Node
     if len(fresh) > 1:
         fresh = [node for node in fresh if node.name != situation.last_node]
     # A failing node gains most from a new target, and its pods lose least.
-    failing = select.sort_by_zone(node for node in fresh if node.is_failing)
+    failing = node_selection.sort_by_zone(node for node in fresh if node.is_failing)
     others = _sort_nodes(situation, [node for node in fresh if not node.is_failing])
     # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
     others = sorted(others, key=lambda node: node.name in situation.blocked_nodes)
@@ -348,9 +348,9 @@ def _sort_nodes(
 ) -> Sequence[node_facts.NodeFacts]:
     match situation.policy.order:
         case rollout_policy.NodeOrder.ZONES:
-            return select.sort_by_zone(nodes)
+            return node_selection.sort_by_zone(nodes)
         case rollout_policy.NodeOrder.SPREAD:
-            return select.spread_over_zones(
+            return node_selection.spread_over_zones(
                 nodes, [node for node in situation.nodes if node.is_unavailable]
             )
 

@@ -89,7 +89,9 @@ class MachineConfigNodeController:
         self._index = pool_index.SelectedPools()
         self._not_before = float("-inf")
 
-    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
+    def register_watches(
+        self, informers: informer_set.InformerSet, enqueue: workers.Enqueue
+    ) -> None:
         """Watch Nodes, pools and, if the cluster has the kind, MachineConfigNodes."""
         nodes: informer_set.InformerView[RequestedNode] = informers.add_view(
             watch.WatchScope(resources.NODES), self._parse_node

@@ -12,7 +12,7 @@ from treenail import clocks
 from treenail.api import annotations as key
 from treenail.api import machineconfigpool, object_meta
 from treenail.controllers.pools import (
-    expected,
+    expected_writes,
     node_facts,
     os_image,
     pool_membership,
@@ -22,8 +22,8 @@ from treenail.controllers.pools import (
 )
 from treenail.controllers.rollout import (
     external_gates,
-    image_tag_keeper,
-    lock_keeper,
+    image_tag_updater,
+    lock_manager,
     policy_status,
     writer,
 )
@@ -158,15 +158,15 @@ class RolloutReconciler:
         settings: RolloutSettings,
         *,
         parallel_map: writer.ParallelMap = map,
-        tags: image_tag_keeper.TagParts | None = None,
+        tags: image_tag_updater.TagDependencies | None = None,
     ) -> None:
         self._caches = caches
         self._clock = clock
         self._gates = gates
         self._events = events
         self._settings = settings
-        self._expected = expected.ExpectedNodes()
-        self._pools = expected.ExpectedPools()
+        self._expected = expected_writes.ExpectedNodes()
+        self._pools = expected_writes.ExpectedPools()
         self._status_written_at: dict[str, float] = {}
         self._configs = ConfigChecker(client)
         self._writer = writer.RolloutWriter(
@@ -176,11 +176,11 @@ class RolloutReconciler:
             parallel_map=parallel_map,
             image_key=settings.image_key,
         )
-        self._locks = lock_keeper.LockKeeper(gates, self._writer, self._pools)
+        self._locks = lock_manager.LockManager(gates, self._writer, self._pools)
         self._tags = (
             None
             if tags is None
-            else image_tag_keeper.ImageTagKeeper(tags, self._writer, self._pools, events, clock)
+            else image_tag_updater.ImageTagUpdater(tags, self._writer, self._pools, events, clock)
         )
         self._policy_reporter = policy_status.PolicyReporter(self._writer, caches.list_policies)
 

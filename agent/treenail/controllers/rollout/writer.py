@@ -20,7 +20,7 @@ from treenail.controllers.pools import (
     rollout_policy,
     rollout_record,
 )
-from treenail.controllers.pools.expected import ExpectedNodes
+from treenail.controllers.pools.expected_writes import ExpectedNodes
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
 from treenail.kube import api_client, resources
 

@@ -72,7 +72,7 @@ class InformerView(Generic[T]):
         return None if stored is None else cast("T | None", stored[self._index])
 
 
-class Informers:
+class InformerSet:
     """Informers of a process: add all views first, then call ``start``."""
 
     def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:

@@ -62,7 +62,7 @@ class ControllerRuntime:
     def __init__(
         self,
         settings: Sequence[ControllerSettings],
-        informers: informer_set.Informers,
+        informers: informer_set.InformerSet,
         clock: Clock,
         metrics: controller_metrics.ControllerMetrics,
         *,

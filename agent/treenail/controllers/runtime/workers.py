@@ -30,7 +30,7 @@ class Controller(Protocol):
     def name(self) -> str:
         """One word for logs and metrics."""
 
-    def register_watches(self, informers: informer_set.Informers, enqueue: Enqueue) -> None:
+    def register_watches(self, informers: informer_set.InformerSet, enqueue: Enqueue) -> None:
         """Add the views that the controller needs, and enqueue keys when they change."""
 
     def sync_key(self, key: str) -> float | None:
@@ -109,7 +109,7 @@ class WorkerPool:
         measured.depth.set_function(self._name, by=self.queue.__len__)
         measured.longest_sync.set_function(self._name, by=lambda: self.longest_sync_s)
 
-    def register_watches(self, informers: informer_set.Informers) -> None:
+    def register_watches(self, informers: informer_set.InformerSet) -> None:
         """Register the controller's views. Call it before the informers start."""
         self._controller.register_watches(informers, self.queue.add)
 

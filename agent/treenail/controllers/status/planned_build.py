@@ -34,7 +34,7 @@ class PlannedBuild:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolBuildInput:
+class PoolBuildFacts:
     """A pool and what decides about its image."""
 
     pool: machineconfigpool.MachineConfigPool
@@ -77,7 +77,7 @@ def apply_image_config(
     return replace(wanted, metadata=metadata, pull_spec="", conditions=(), status={})
 
 
-def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
+def plan_pool_build(facts: PoolBuildFacts) -> PoolImagePlan:
     """Return the pool's target, and the build that it needs; raise `ConfigError`."""
     pool_build = os_image.find_pool_build(facts.pool, facts.image_configs, facts.builds)
     if pool_build.config is None:
@@ -111,7 +111,7 @@ def plan_pool_build(facts: PoolBuildInput) -> PoolImagePlan:
 
 
 def _find_problems(
-    facts: PoolBuildInput, pool_build: os_image.PoolBuild, config: machineosconfig.MachineOSConfig
+    facts: PoolBuildFacts, pool_build: os_image.PoolBuild, config: machineosconfig.MachineOSConfig
 ) -> Iterator[str]:
     for image_config in facts.image_configs:
         if image_config.pool == facts.pool.name and _is_unanswered(image_config):
@@ -150,14 +150,14 @@ def _is_current(
     )
 
 
-def _compute_name(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig) -> str:
+def _compute_name(facts: PoolBuildFacts, config: machineosconfig.MachineOSConfig) -> str:
     if facts.rendered is None or image_tags.is_tag(config.base_image) or config.context_name:
         # The name covers the files of the context, which only the build controller reads.
         return ""
     return build_inputs.compute_build_name(config, facts.pool, facts.rendered)
 
 
-def _estimate_build(facts: PoolBuildInput, config: machineosconfig.MachineOSConfig) -> PlannedBuild:
+def _estimate_build(facts: PoolBuildFacts, config: machineosconfig.MachineOSConfig) -> PlannedBuild:
     succeeded = sorted(
         (
             build
@@ -177,7 +177,7 @@ def _estimate_build(facts: PoolBuildInput, config: machineosconfig.MachineOSConf
 
 
 def _needs_job(
-    facts: PoolBuildInput,
+    facts: PoolBuildFacts,
     config: machineosconfig.MachineOSConfig,
     last: machineosbuild.MachineOSBuild | None,
 ) -> bool:
@@ -194,7 +194,7 @@ def _needs_job(
 
 
 def _list_inputs(
-    facts: PoolBuildInput,
+    facts: PoolBuildFacts,
     config: machineosconfig.MachineOSConfig,
     rendered: machineconfig.MachineConfig,
 ) -> list[build_inputs.BuildInputs]:

@@ -21,7 +21,7 @@ from treenail.controllers.pools import (
     rollout_policy,
 )
 from treenail.controllers.render.render import ControllerConfig
-from treenail.controllers.status import plan, status_table
+from treenail.controllers.status import rollout_plan, status_table
 from treenail.kube import api_client, resources
 
 T = TypeVar("T")
@@ -111,10 +111,10 @@ def read_pool_builds(client: api_client.Client, now: float) -> dict[str, status_
 
 def read_snapshot(
     client: api_client.Client, *, image_key: str = key.DESIRED_OS_IMAGE
-) -> plan.PlanInput:
+) -> rollout_plan.RolloutPlanInput:
     """Read all objects that a plan depends on; raise `ClusterError`."""
     clusters = _list_parsed(client, resources.CONTROLLERCONFIGS, ControllerConfig.from_json)
-    return plan.PlanInput(
+    return rollout_plan.RolloutPlanInput(
         pools=read_pools(client),
         nodes=read_nodes(client, image_key=image_key),
         configs={

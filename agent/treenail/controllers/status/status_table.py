@@ -14,11 +14,11 @@ from treenail.controllers.pools import (
     holders,
     maintenance_windows,
     node_facts,
+    node_selection,
     pool_membership,
     pool_status,
     rollout_policy,
     rollout_record,
-    select,
 )
 from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.status import leader_status
@@ -410,12 +410,12 @@ def _estimate_s(
     if any(at is not None and now - at > _LATE_FACTOR * node_s for at in starts):
         return None
     try:
-        limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+        limit = node_selection.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
     except errors.ConfigError:
         return None
     left_s = rollout_record.estimate_remaining_s(
         len(waiting),
-        select.limit_to_quorum(limit, nodes),
+        node_selection.limit_to_quorum(limit, nodes),
         node_s,
         policy.windows,
         now,

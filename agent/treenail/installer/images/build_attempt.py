@@ -158,7 +158,7 @@ class PlannedImage:
     plan: build_planner.BuildPlan
     config: machineosconfig.MachineOSConfig
     """With its base by digest."""
-    planner: build_planner.Planner = field(repr=False)
+    planner: build_planner.BuildInputPlanner = field(repr=False)
     context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The user's files for COPY."""
     mounts: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(default_factory=dict, repr=False)

@@ -187,7 +187,7 @@ class PoolImageBuilder:
         reader = cluster_reader.ClusterReader(
             inputs.objects, self._clock, namespace=inputs.namespace
         )
-        planner = build_planner.Planner(
+        planner = build_planner.BuildInputPlanner(
             reader, options=self._options, mirror_rules=inputs.mirror_rules
         )
         pool = inputs.pool.name
@@ -213,7 +213,7 @@ class PoolImageBuilder:
         return build_attempt.PlannedImage(plan, config, planner, context, mounts), layers, base
 
     def _make_layer_builder(
-        self, planner: build_planner.Planner, config: machineosconfig.MachineOSConfig
+        self, planner: build_planner.BuildInputPlanner, config: machineosconfig.MachineOSConfig
     ) -> layer_builder.LayerBuilder:
         """Make the builder of the config layer; the bootstrap registry has the final names."""
         endpoints = {}

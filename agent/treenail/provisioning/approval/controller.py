@@ -60,7 +60,9 @@ class ApprovalController:
         them. A client can fill the list of requests, but not this one."""
         self._labeler = pool_labels.PoolLabeler(client, clock, recorder)
 
-    def register_watches(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
+    def register_watches(
+        self, informers: informer_set.InformerSet, enqueue: workers.Enqueue
+    ) -> None:
         """Watch requests of kubelets, Nodes and pools."""
         scope = watch.WatchScope(
             resources.CERTIFICATESIGNINGREQUESTS, field_selector=f"spec.signerName={KUBELET_SIGNER}"
@@ -131,7 +133,7 @@ class ApprovalController:
     def close(self) -> None:
         """Do nothing."""
 
-    def _handle_list(self, informers: informer_set.Informers, enqueue: workers.Enqueue) -> None:
+    def _handle_list(self, informers: informer_set.InformerSet, enqueue: workers.Enqueue) -> None:
         """Decide again about what a restore of etcd took away: approvals and labels."""
         if informers.restored_s >= _RESTORED_S:
             return

@@ -14,7 +14,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
 from treenail.controllers.handover import image_mode
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.content import source
 
@@ -33,7 +33,7 @@ class ClusterSource:
 
     def __init__(
         self,
-        informers: Informers,
+        informers: InformerSet,
         settings: source.SourceSettings,
         client: api_client.Client,
         clock: clocks.Clock | None = None,

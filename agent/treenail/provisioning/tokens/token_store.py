@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, cast
 
 from treenail import clocks, errors
 from treenail.api import decode
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.tokens import tokens
 
@@ -76,7 +76,7 @@ class TokenStore:
         self._is_confirmed = False
         self._parser = tokens.TokenTableParser(self.where)
 
-    def add_to_informers(self, informers: Informers) -> None:
+    def add_to_informers(self, informers: InformerSet) -> None:
         """Watch the Secret. Call it before the informers start."""
         scope = watch.WatchScope(
             resources.SECRETS, self._namespace, field_selector=f"metadata.name={self._name}"

@@ -8,7 +8,7 @@ from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clocks import SystemClock
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.statuspage.source import StatusSource
 from treenail.kube.api_client import Json
@@ -32,7 +32,7 @@ def test_document_has_the_build_of_each_pool(tmp_path: Path) -> None:
         add_pool(client, "worker", "old")
         config = make_image_config("worker", pool="worker")
         client.create(MACHINEOSCONFIGS, config)
-        informers = Informers(client, SystemClock())
+        informers = InformerSet(client, SystemClock())
         source = StatusSource(informers, SystemClock())
         informers.start()
 
@@ -99,7 +99,7 @@ def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path)
         client, transport = start_client(server)
         add_nodes(client, ["n0"], "old")
         add_pool(client, "worker", "old")
-        informers = Informers(client, SystemClock())
+        informers = InformerSet(client, SystemClock())
         clock = StillClock()
         report = LeaderReport(LeaderState.LEADING)
         source = StatusSource(informers, clock, read_leader=lambda: report)

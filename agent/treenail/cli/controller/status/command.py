@@ -14,7 +14,7 @@ from treenail.cli.controller import connect
 from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
 from treenail.controllers.pools import pool_membership, rollout_policy
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status import leader_status, snapshot, status_document, status_table
 from treenail.kube import api_client, resources, watch
 
@@ -154,7 +154,7 @@ class WatchedPools:
     ) -> None:
         self._clock = clock
         self._leader_reader = leader_status.LeaderReader(client, clock, namespace)
-        self._informers = Informers(client, clock)
+        self._informers = InformerSet(client, clock)
         self._pools = self._informers.add_view(
             watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
         )

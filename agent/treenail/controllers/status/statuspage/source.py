@@ -10,7 +10,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.clocks import Clock
 from treenail.controllers.pools import node_facts, pool_membership, rollout_policy
-from treenail.controllers.runtime.informer_set import Informers
+from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status import leader_status, status_document, status_table
 from treenail.kube import resources, watch
 
@@ -35,7 +35,7 @@ class StatusSource:
 
     def __init__(
         self,
-        informers: Informers,
+        informers: InformerSet,
         clock: Clock,
         *,
         image_key: str = key.DESIRED_OS_IMAGE,

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from treenail import clocks, errors
 from treenail.api import machineconfigpool, object_meta
-from treenail.controllers.pools import expected, image_tags, node_facts, os_image, rollout_policy
+from treenail.controllers.pools import (
+    expected_writes,
+    image_tags,
+    node_facts,
+    os_image,
+    rollout_policy,
+)
 from treenail.controllers.rollout.writer import RolloutWriter
 from treenail.kube import event_recorder
 
@@ -17,7 +23,7 @@ _MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TagParts:
+class TagDependencies:
     """Collaborators of the updates of tags beside the cluster."""
 
     source: image_tags.TagSource
@@ -38,14 +44,14 @@ class TagResult:
     requeue_after_s: float | None = None
 
 
-class ImageTagKeeper:
+class ImageTagUpdater:
     """Tags of all pools. Thread-safe for different pools."""
 
     def __init__(
         self,
-        dependencies: TagParts,
+        dependencies: TagDependencies,
         writer: RolloutWriter,
-        pools: expected.ExpectedPools,
+        pools: expected_writes.ExpectedPools,
         events: event_recorder.EventRecorder,
         clock: clocks.Clock,
     ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools import expected, node_facts, os_image, rollout_policy
+from treenail.controllers.pools import expected_writes, node_facts, os_image, rollout_policy
 from treenail.controllers.rollout.external_gates import Gates
 from treenail.controllers.rollout.locks import (
     NodeLock,
@@ -34,10 +34,12 @@ class LockResult:
     errors: list[ClusterError] = field(default_factory=list)
 
 
-class LockKeeper:
+class LockManager:
     """Locks of the nodes of all pools. Thread-safe for different pools."""
 
-    def __init__(self, gates: Gates, writer: RolloutWriter, pools: expected.ExpectedPools) -> None:
+    def __init__(
+        self, gates: Gates, writer: RolloutWriter, pools: expected_writes.ExpectedPools
+    ) -> None:
         self._gates = gates
         self._writer = writer
         self._pools = pools

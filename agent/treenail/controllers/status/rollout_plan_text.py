@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from treenail.api.decode import Json
 from treenail.controllers.pools import node_facts, rollout_record
-from treenail.controllers.status.plan import NodeChange, PoolPlan
+from treenail.controllers.status.rollout_plan import NodeChange, RolloutPlan
 from treenail.update.impact.impact import DisruptionCause
 
 MAX_REASONS = 20
@@ -13,7 +13,7 @@ MAX_BATCHES = 12
 MAX_NODES = 8
 
 
-def format_plans(plans: Sequence[PoolPlan]) -> Iterator[str]:
+def format_plans(plans: Sequence[RolloutPlan]) -> Iterator[str]:
     """Yield the lines of each pool's plan, with an empty line between pools."""
     for index, plan in enumerate(plans):
         if index:
@@ -21,7 +21,7 @@ def format_plans(plans: Sequence[PoolPlan]) -> Iterator[str]:
         yield from _format_pool(plan)
 
 
-def convert_to_json(plans: Sequence[PoolPlan]) -> Json:
+def convert_to_json(plans: Sequence[RolloutPlan]) -> Json:
     """Convert the complete plan, with every node."""
     return {
         "pools": [
@@ -50,7 +50,7 @@ def _convert_value(value: object) -> object:
             return value
 
 
-def _format_pool(plan: PoolPlan) -> Iterator[str]:
+def _format_pool(plan: RolloutPlan) -> Iterator[str]:
     todo = sum(len(batch.nodes) for batch in plan.batches)
     count = _format_count(plan.node_count)
     if plan.problems and not plan.target.config:
@@ -111,7 +111,7 @@ def _format_reasons(reasons: Sequence[DisruptionCause], lead: str) -> Iterator[s
         yield f"      and {len(reasons) - MAX_REASONS} more"
 
 
-def _format_order(plan: PoolPlan) -> Iterator[str]:
+def _format_order(plan: RolloutPlan) -> Iterator[str]:
     if not plan.batches:
         return
     if plan.prestage_max_parallel is not None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from treenail.controllers.pools.expected import ExpectedPools
+from treenail.controllers.pools.expected_writes import ExpectedPools
 from treenail.controllers.pools.node_facts import LOCKED_BY, NodeFacts
 from treenail.controllers.pools.os_image import GateAnswer, GatePending
 from treenail.controllers.pools.rollout_policy import LockServer
-from treenail.controllers.rollout.lock_keeper import LockKeeper
+from treenail.controllers.rollout.lock_manager import LockManager
 from treenail.controllers.rollout.locks import LockHolder
 from treenail.errors import ConflictError
 
@@ -42,8 +42,8 @@ class NodeWriter:
         self.version = f"{self.version}0"
 
 
-def keep(servers: LockServers, writer: NodeWriter) -> LockKeeper:
-    return LockKeeper(servers, writer, ExpectedPools())  # type: ignore[arg-type]  # what it uses
+def keep(servers: LockServers, writer: NodeWriter) -> LockManager:
+    return LockManager(servers, writer, ExpectedPools())  # type: ignore[arg-type]  # what it uses
 
 
 def test_node_in_an_outdated_cache_releases_its_lock_once() -> None:

@@ -20,10 +20,10 @@ from treenail.controllers.pools import (
     disruption_budgets,
     maintenance_windows,
     node_facts,
+    node_selection,
     pool_membership,
     rollout_policy,
     rollout_record,
-    select,
 )
 from treenail.controllers.render import render
 from treenail.controllers.status import planned_build
@@ -35,7 +35,7 @@ NODE_WITHOUT_DRAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlanStep:
+class PlannedAction:
     """One action and all its causes."""
 
     action: str
@@ -48,7 +48,7 @@ class NodeChange:
 
     nodes: tuple[str, ...]
     before: node_facts.RolloutTarget
-    steps: tuple[PlanStep, ...] = ()
+    steps: tuple[PlannedAction, ...] = ()
     """Actions, the least disruptive first; empty when none is needed."""
     undisruptive: tuple[impact.DisruptionCause, ...] = ()
     """Differences that need no action."""
@@ -105,7 +105,9 @@ def plan_change(
         nodes,
         before,
         steps=tuple(
-            PlanStep(impact.describe_action(effect.action), tuple(map(because, effect.reasons)))
+            PlannedAction(
+                impact.describe_action(effect.action), tuple(map(because, effect.reasons))
+            )
             for effect in cost.costs
         ),
         undisruptive=tuple(map(because, cost.harmless)),
@@ -122,7 +124,7 @@ def _apply_image(
 
 
 @dataclass(frozen=True, slots=True)
-class PlanInput:
+class RolloutPlanInput:
     """Snapshot of the cluster; objects by name."""
 
     pools: Mapping[str, pool_membership.ObservedPool]
@@ -145,7 +147,7 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
+class RolloutPlan:
     """Plan of one pool."""
 
     pool: str
@@ -174,7 +176,7 @@ class PoolPlan:
         return any(change.needs_drain for change in self.changes)
 
 
-def apply_manifests(before: PlanInput, documents: render.InputManifests) -> PlanInput:
+def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) -> RolloutPlanInput:
     """Return the snapshot with the manifests applied."""
     pools = dict(before.pools)
     for name, pool in documents.pools.items():
@@ -199,7 +201,9 @@ def apply_manifests(before: PlanInput, documents: render.InputManifests) -> Plan
     )
 
 
-def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> tuple[PoolPlan, ...]:
+def plan_pools(
+    snapshot: RolloutPlanInput, *, now: float, only: str | None = None
+) -> tuple[RolloutPlan, ...]:
     """Plan every pool in the order of names, or only one."""
     grouping = pool_membership.group_nodes(snapshot.pools, snapshot.nodes)
     plans = []
@@ -211,7 +215,7 @@ def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> t
         try:
             planned = _plan_pool(snapshot, snapshot.pools[name], nodes, now)
         except ConfigError as error:
-            planned = PoolPlan(
+            planned = RolloutPlan(
                 name, node_facts.RolloutTarget(""), len(nodes), problems=(_format_error(error),)
             )
         plans.append(replace(planned, problems=planned.problems + disputes))
@@ -219,17 +223,17 @@ def plan_pools(snapshot: PlanInput, *, now: float, only: str | None = None) -> t
 
 
 def _plan_pool(
-    snapshot: PlanInput,
+    snapshot: RolloutPlanInput,
     observed: pool_membership.ObservedPool,
     nodes: Sequence[node_facts.NodeFacts],
     now: float,
-) -> PoolPlan:
+) -> RolloutPlan:
     if observed.error is not None:
         raise observed.error
     pool, config, sources = _render_target(snapshot, observed.pool)
     pool_membership.check_supported_fields(pool)
     image = planned_build.plan_pool_build(
-        planned_build.PoolBuildInput(
+        planned_build.PoolBuildFacts(
             pool,
             config,
             frozenset(
@@ -244,8 +248,8 @@ def _plan_pool(
     )
     target, build = image.target, image.build
     policy = rollout_policy.find_policy(pool, snapshot.policies)
-    limit = select.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
-    limit = select.limit_to_quorum(limit, nodes)
+    limit = node_selection.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
+    limit = node_selection.limit_to_quorum(limit, nodes)
     outdated = [node for node in nodes if not node.is_updated_to(target)]
     writes_files = pool.image_files is machineconfigpool.PoolImageFiles.WRITE
     changes = tuple(
@@ -265,7 +269,7 @@ def _plan_pool(
     rollout_s = _estimate_duration_s(
         batches, nodes, target, policy, now + build_s, needs_drain=needs_drain
     )
-    return PoolPlan(
+    return RolloutPlan(
         pool=pool.name,
         target=target,
         node_count=len(nodes),
@@ -298,7 +302,7 @@ def _plan_pool(
 
 
 def _render_target(
-    snapshot: PlanInput, pool: machineconfigpool.MachineConfigPool
+    snapshot: RolloutPlanInput, pool: machineconfigpool.MachineConfigPool
 ) -> tuple[
     machineconfigpool.MachineConfigPool, machineconfig.MachineConfig | None, tuple[str, ...]
 ]:
@@ -314,7 +318,7 @@ def _render_target(
 
 
 def _plan_changes(
-    snapshot: PlanInput,
+    snapshot: RolloutPlanInput,
     outdated: Sequence[node_facts.NodeFacts],
     target: node_facts.RolloutTarget,
     config: machineconfig.MachineConfig | None,
@@ -373,8 +377,8 @@ def _order_nodes(
     policy: rollout_policy.RolloutPolicy, nodes: Sequence[node_facts.NodeFacts]
 ) -> tuple[node_facts.NodeFacts, ...]:
     if policy.order is rollout_policy.NodeOrder.SPREAD:
-        return select.spread_over_zones(nodes, ())
-    return select.sort_by_zone(nodes)
+        return node_selection.spread_over_zones(nodes, ())
+    return node_selection.sort_by_zone(nodes)
 
 
 def _estimate_duration_s(
