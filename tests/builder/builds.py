@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.builder.base_image import ARCHITECTURE, write_base_image
 from treenail.builder.build_layout import ImageLayout
-from treenail.builder.build_spec import BuildSpec, FetchedImages
+from treenail.builder.build_spec import BuildSpec, FetchOutput
 from treenail.builder.buildah.program import choose_id_maps
 from treenail.builder.local import LocalBuild, LocalBuilder, LocalSettings
 from treenail.builder.phases.push import upload_image
@@ -46,7 +46,7 @@ def push_base(
     image = layout.read_named("base")
     assert image is not None
     with open_client(registry) as client:
-        upload_image(client, BASE_REPOSITORY, layout, image, FetchedImages())
+        upload_image(client, BASE_REPOSITORY, layout, image, FetchOutput())
         client.put_manifest(BASE_REPOSITORY, "1", image.media_type, image.content)
     return f"{registry.host}/{BASE_REPOSITORY}@{image.digest}"
 

@@ -12,12 +12,7 @@ from tests.builder.builds import open_client, push_base
 from tests.fakes.clock import FakeClock
 from tests.registry.real_registry import lab_registry
 from treenail.builder.build_layout import ImageLayout
-from treenail.builder.build_spec import (
-    BUILT_IMAGE,
-    BuildDirectories,
-    BuildSpec,
-    FetchedImages,
-)
+from treenail.builder.build_spec import BUILT_IMAGE, BuildDirectories, BuildSpec, FetchOutput
 from treenail.builder.failures import make_failed_result
 from treenail.builder.phases.fetch import fetch_images
 from treenail.builder.phases.push import push_image
@@ -87,7 +82,7 @@ def prepare_push(registry: RegistryService, directory: Path) -> BuildDirectories
     layout = ImageLayout(directories.layout)
     layout.create()
     write_base_image(layout, BUILT_IMAGE, sizes=(400_000,))
-    directories.write_fetched(FetchedImages())
+    directories.write_fetched(FetchOutput())
     return directories
 
 
@@ -241,7 +236,7 @@ def test_unreachable_registry_has_its_reason(tmp_path: Path, phase: BuildPhase) 
                 layout = ImageLayout(directories.layout)
                 layout.create()
                 write_base_image(layout, BUILT_IMAGE)
-                directories.write_fetched(FetchedImages())
+                directories.write_fetched(FetchOutput())
                 result = push(directories, settings)
             assert result.reason == "RegistryUnreachable", result.message
             assert result.exit_code == 75

@@ -10,7 +10,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.merge import (
     GENERATED_BY,
     ROLE,
-    BaseImages,
+    DefaultImages,
     MergedConfig,
     merge_machine_configs,
     sort_configs,
@@ -47,7 +47,7 @@ def files(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(*configs: MachineConfig) -> MergedConfig:
-    return merge_machine_configs(configs, BaseImages("base", "extensions"))
+    return merge_machine_configs(configs, DefaultImages("base", "extensions"))
 
 
 def config(*configs: MachineConfig) -> Any:
@@ -59,9 +59,11 @@ def test_recorded_configs_merge_as_recorded() -> None:
     found = records("merge")
     for record in found:
         stream = record["stream"]
-        base = BaseImages(record["baseOSContainerImage"], record["baseOSExtensionsContainerImage"])
+        base = DefaultImages(
+            record["baseOSContainerImage"], record["baseOSExtensionsContainerImage"]
+        )
         if stream:
-            base = BaseImages(stream["osImage"], stream.get("osExtensionsImage", ""))
+            base = DefaultImages(stream["osImage"], stream.get("osExtensionsImage", ""))
         configs = [MachineConfig.from_json(each) for each in record["configs"]]
         expected = record["out"]["spec"]
         assert merge_machine_configs(configs, base).spec == expected
@@ -74,7 +76,7 @@ def test_recorded_configs_merge_as_recorded() -> None:
 @pytest.mark.parametrize("case", render_cases(), ids=lambda case: case["case"])
 def test_rendered_configs_have_the_name_of_go(case: dict[str, Any]) -> None:
     images = case["controllerconfig"]["spec"]
-    base = BaseImages(images["baseOSContainerImage"], images["baseOSExtensionsContainerImage"])
+    base = DefaultImages(images["baseOSContainerImage"], images["baseOSExtensionsContainerImage"])
     configs = [MachineConfig.from_json(each) for each in case["machineconfigs"]]
     if case["case"] == "kernelType invalid":
         return  # the validation before the merge rejects this one

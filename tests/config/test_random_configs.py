@@ -18,14 +18,14 @@ from tests.oracle import DATA
 from treenail.api.decode import Fields
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.config.merge import BaseImages
+from treenail.config.merge import DefaultImages
 from treenail.config.validation import validate_config
 from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError
 
 ANSWERS: dict[str, list[str | None]] = json.loads((DATA / "random_pools.json").read_text("utf-8"))
 CLUSTER = ControllerConfig(
-    BaseImages("registry.example.com/os@sha256:1111", "registry.example.com/ext@sha256:2222")
+    DefaultImages("registry.example.com/os@sha256:1111", "registry.example.com/ext@sha256:2222")
 )
 EVERY = {"key": ROLE, "operator": "Exists"}
 POOL = MachineConfigPool.from_json(

@@ -10,7 +10,7 @@ from tests.fakes.clock import FakeClock
 from tests.installer.registries import make_registry, open_client
 from tests.registry.real_registry import needs_docker_registry
 from treenail.builder.build_layout import ImageLayout
-from treenail.builder.build_spec import BuildDirectories, FetchedImage, FetchedImages
+from treenail.builder.build_spec import BuildDirectories, FetchedImage, FetchOutput
 from treenail.installer.images.build_attempt import upload_base
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image
@@ -27,7 +27,7 @@ def directories(tmp_path: Path) -> BuildDirectories:
     layout.create()
     write_base_image(layout, "image-0", sizes=(1000, 200_000))
     image = FetchedImage(BASE, "image-0", "registry.example.com/os/base", BASE.partition("@")[2])
-    found.write_fetched(FetchedImages((image,)))
+    found.write_fetched(FetchOutput((image,)))
     return found
 
 

@@ -94,7 +94,7 @@ class FetchedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedImages:
+class FetchOutput:
     """Content of ``fetched.json``."""
 
     images: tuple[FetchedImage, ...] = ()
@@ -152,10 +152,10 @@ class BuildDirectories:
     def read_spec(self) -> BuildSpec:
         return BuildSpec.from_json(self._read_file(self.inputs / "build.json"))
 
-    def read_fetched(self) -> FetchedImages:
-        return FetchedImages.from_json(self._read_file(self.work / "fetched.json"))
+    def read_fetched(self) -> FetchOutput:
+        return FetchOutput.from_json(self._read_file(self.work / "fetched.json"))
 
-    def write_fetched(self, fetched: FetchedImages) -> None:
+    def write_fetched(self, fetched: FetchOutput) -> None:
         path = self.work / "fetched.json"
         try:
             path.write_text(fetched.to_json())

@@ -22,7 +22,7 @@ _SourceNames = dict[tuple[str, str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class BaseImages:
+class DefaultImages:
     """Images that nodes run when no MachineConfig names another one."""
 
     os: str = ""
@@ -55,7 +55,7 @@ def read_ignition(config: machineconfig.MachineConfig) -> decode.Json | None:
 
 def merge_machine_configs(
     configs: Iterable[machineconfig.MachineConfig],
-    base: BaseImages,
+    base: DefaultImages,
     *,
     read: Callable[[machineconfig.MachineConfig], decode.Json | None] = read_ignition,
 ) -> MergedConfig:

@@ -9,7 +9,7 @@ from tests.oracle import ROOT, needs_oracle, records, render_cases
 from treenail import __version__
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.config.merge import ROLE, BaseImages
+from treenail.config.merge import ROLE, DefaultImages
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.reconcilable import ValidationOverride
 from treenail.config.wanted_state import read_wanted_state
@@ -17,7 +17,7 @@ from treenail.controllers.render.render import ControllerConfig, render_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
 PREFIX = "machineconfiguration.openshift.io/"
-CLUSTER = ControllerConfig(BaseImages("base", "extensions"), "4.99")
+CLUSTER = ControllerConfig(DefaultImages("base", "extensions"), "4.99")
 EMPTY: dict[str, Any] = {"ignition": {"version": "3.5.0"}}
 
 

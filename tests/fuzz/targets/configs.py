@@ -24,7 +24,7 @@ from treenail.config.drift_comparison import compute_expected_entries
 from treenail.config.ignition.emit import VERSIONS_SERVED, emit_ignition
 from treenail.config.ignition.withhold import withhold_secrets
 from treenail.config.image_mirrors import is_safe_change
-from treenail.config.merge import BaseImages, merge_machine_configs
+from treenail.config.merge import DefaultImages, merge_machine_configs
 from treenail.config.pullsecret import encode_pull_secret, parse_pull_secret, read_login_secret
 from treenail.config.redact import redact_json, redact_text
 from treenail.config.trust_anchors import find_certificates
@@ -57,7 +57,7 @@ def read_machine_config(content: bytes) -> Iterable[str]:
     assert MachineConfig.from_json(written) == config
     validate_config(config)
     ignored = [str(each) for each in find_ignored_fields(config)]
-    merge_machine_configs([config, config], BaseImages("os", "ext"))
+    merge_machine_configs([config, config], DefaultImages("os", "ext"))
     wanted = read_wanted_state(config)
     assert compare_configs(wanted, wanted).is_empty
     compute_expected_entries(wanted)

@@ -10,7 +10,7 @@ from tests import oracle
 from tests.fakes.clock import FakeClock
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
-from treenail.builder.build_spec import BuildSpec, FetchedImages
+from treenail.builder.build_spec import BuildSpec, FetchOutput
 from treenail.cli.node.status import collect_status, format_status
 from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
@@ -130,7 +130,7 @@ def read_small_records(content: bytes) -> Iterable[str]:
         lambda: Provenance.from_text(content.decode("utf-8", "replace")),
         lambda: RolloutRecord.from_json(document),
         lambda: BuildSpec.from_json(content).to_json(),
-        lambda: FetchedImages.from_json(content).to_json(),
+        lambda: FetchOutput.from_json(content).to_json(),
         lambda: read_settings_configmap(values, where="ConfigMap"),
     )
     for read in readers:

@@ -143,7 +143,7 @@ def copy_context(source: Path, target: Path, own_target: Path) -> None:
 
 
 def _load_images(
-    buildah: program.Buildah, fetched: build_spec.FetchedImages, layout: Path
+    buildah: program.Buildah, fetched: build_spec.FetchOutput, layout: Path
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Load the images into the storage; return the names by reference, and all IDs."""
     references: dict[str, str] = {}
@@ -158,7 +158,7 @@ def _load_images(
 
 
 def _save_image(
-    buildah: program.Buildah, layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages
+    buildah: program.Buildah, layout: build_layout.ImageLayout, fetched: build_spec.FetchOutput
 ) -> str:
     """Write the built image to the layout; return its digest."""
     layers = build_layout.collect_layers(layout, [image.name for image in fetched.images])
@@ -170,7 +170,7 @@ def _save_image(
 def _save_cache(
     buildah: program.Buildah,
     layout: build_layout.ImageLayout,
-    fetched: build_spec.FetchedImages,
+    fetched: build_spec.FetchOutput,
     loaded_ids: frozenset[str],
 ) -> None:
     """Write the images of single instructions that did not come from the cache."""

@@ -45,7 +45,7 @@ def fetch_images(
     if spec.cache_repository:
         images += _fetch_cache(layout, references, spec, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["pull"]
-    directories.write_fetched(build_spec.FetchedImages(tuple(images)))
+    directories.write_fetched(build_spec.FetchOutput(tuple(images)))
     return build_result.BuildResult(build_result.BuildPhase.FETCH, seconds=seconds)
 
 

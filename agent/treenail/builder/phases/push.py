@@ -96,7 +96,7 @@ def upload_image(
     repository: str,
     layout: build_layout.ImageLayout,
     image: build_layout.LayoutImage,
-    fetched: build_spec.FetchedImages,
+    fetched: build_spec.FetchOutput,
 ) -> None:
     """Upload the blobs of an image; layers of the same registry are mounted."""
 
@@ -132,7 +132,7 @@ def verify_push(client: RegistryClient, target: push_spec.PushSpec, digest: str)
         raise DigestMismatch(f"cannot push {target}: expected {digest}, found {actual}")
 
 
-def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages) -> bool:
+def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.FetchOutput) -> bool:
     """Whether the build made images of instructions that the cache did not have."""
     known = {image.name for image in fetched.images}
     return any(
@@ -144,7 +144,7 @@ def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.Fetched
 def _push_cache(
     directories: build_spec.BuildDirectories,
     spec: build_spec.BuildSpec,
-    fetched: build_spec.FetchedImages,
+    fetched: build_spec.FetchOutput,
     settings: registries.RegistrySettings,
     clock: clocks.Clock,
 ) -> None:
@@ -175,7 +175,7 @@ def _push_cache(
 
 
 def _find_sources(
-    layout: build_layout.ImageLayout, fetched: build_spec.FetchedImages, host: str
+    layout: build_layout.ImageLayout, fetched: build_spec.FetchOutput, host: str
 ) -> dict[str, str]:
     """Map the layers of images from this registry to their repositories there."""
     sources: dict[str, str] = {}

@@ -86,7 +86,7 @@ def is_owned_by_pool(config: object_meta.ObjectMeta) -> bool:
 class ControllerConfig:
     """The parts of the ControllerConfig that rendering needs; they apply to all pools."""
 
-    base_images: merge.BaseImages = field(default_factory=merge.BaseImages)
+    base_images: merge.DefaultImages = field(default_factory=merge.DefaultImages)
     release_version: str = ""
     metadata: object_meta.ObjectMeta = field(default_factory=object_meta.ObjectMeta, compare=False)
 
@@ -97,7 +97,7 @@ class ControllerConfig:
         spec = fields.get_object("spec")
         annotations = fields.get_object("metadata").get_text_map("annotations")
         return cls(
-            merge.BaseImages(
+            merge.DefaultImages(
                 spec.get_text("baseOSContainerImage"),
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),

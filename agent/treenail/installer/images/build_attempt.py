@@ -442,7 +442,7 @@ def _upload_image(
     layout = build_layout.ImageLayout(directories.layout)
     try:
         with closing(client):
-            upload_image(client, repository, layout, image, build_spec.FetchedImages())
+            upload_image(client, repository, layout, image, build_spec.FetchOutput())
     except errors.TreenailError as error:
         log.debug("uploaded the base in part: %s", error)
     except Exception:
