@@ -17,10 +17,10 @@ from treenail.update.checks.health import (
     CONTAINER_RUNTIME,
     KUBELET,
     NODE_READY,
+    CheckHistory,
     HealthCheckResult,
     HealthyVerdict,
     PendingVerdict,
-    TrialClock,
     UnhealthyVerdict,
     decide_verdict,
     record_trial_status,
@@ -152,7 +152,7 @@ def run_trial(node: SimulatedNode, limits: TrialLimits) -> tuple[bool, float]:
     trial = BootTrial(
         has_api_before_reboot=node.has_api(-60.0), boot_id="b", boot_count=1, began_monotonic=0.0
     )
-    clock, now = TrialClock(limits), 0.0
+    clock, now = CheckHistory(limits), 0.0
     while now < LIMIT_S:
         status = clock.observe(node.run_checks(now), trial, now)
         trial = record_trial_status(trial, status)

@@ -25,7 +25,11 @@ from tests.waiting import wait_until
 from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
 from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    TransactionProgress,
+    TransactionVerdict,
+)
 from treenail.host.systemd.transient import TransientJob
 from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
@@ -36,7 +40,7 @@ from treenail.clocks import SystemClock
 from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
 from treenail.host.systemd.system_bus import SystemBus
 root, address, verb, given = sys.argv[1:]
 bootc = BootcBackend(Machine(
@@ -49,7 +53,7 @@ if verb == "finalize":
 elif verb == "roll back":
     bootc.roll_back()
 else:
-    bootc.stage_deployment(DeploymentChange(given), watch=lambda _: WatchVerdict.CONTINUE)
+    bootc.stage_deployment(DeploymentChange(given), watch=lambda _: TransactionVerdict.CONTINUE)
 """
 
 
@@ -316,11 +320,11 @@ class BootcContract(OperatingSystemContract):
         assert lock is not None
         texts: list[str] = []
 
-        def watch(progress: TransactionProgress) -> WatchVerdict:
+        def watch(progress: TransactionProgress) -> TransactionVerdict:
             if not texts:
                 os.close(lock)
             texts.append(progress.text)
-            return WatchVerdict.CONTINUE
+            return TransactionVerdict.CONTINUE
 
         machine.os().wait_for_other_transaction(watch=watch)
         assert texts == ["waiting for the lock of the sysroot"]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.os_machines import OsMachine, at_once, digest, digests, go_on
 from treenail.errors import CancelledError, HostError, TransactionError
-from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
 
 
 class OperatingSystemContract:
@@ -159,14 +159,14 @@ class OperatingSystemContract:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):
-            os.stage_deployment(machine.images.to_there, watch=at_once(WatchVerdict.CANCEL))
+            os.stage_deployment(machine.images.to_there, watch=at_once(TransactionVerdict.CANCEL))
         assert digests(os) == [f"{digest(machine.images.here)} booted"]
 
     def test_drop_ends_detached_stage(self, machine: OsMachine) -> None:
         os = machine.os()
         machine.slow_down()
         with pytest.raises(CancelledError):
-            os.stage_deployment(machine.images.to_there, watch=at_once(WatchVerdict.DETACH))
+            os.stage_deployment(machine.images.to_there, watch=at_once(TransactionVerdict.DETACH))
         machine.os().drop_staged("")
         found = machine.os().read_deployments()
         assert (found.transaction, found.staged) == (None, None)

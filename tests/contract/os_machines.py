@@ -9,7 +9,7 @@ from treenail.host.ostree.deployments import (
     DeploymentChange,
     OstreeDeployment,
     TransactionProgress,
-    WatchVerdict,
+    TransactionVerdict,
 )
 
 
@@ -49,13 +49,13 @@ class OsMachine(Protocol):
         """Let the next pull take longer than a test has."""
 
 
-def go_on(_: TransactionProgress) -> WatchVerdict:
-    return WatchVerdict.CONTINUE
+def go_on(_: TransactionProgress) -> TransactionVerdict:
+    return TransactionVerdict.CONTINUE
 
 
-def at_once(verdict: WatchVerdict) -> Callable[[TransactionProgress], WatchVerdict]:
+def at_once(verdict: TransactionVerdict) -> Callable[[TransactionProgress], TransactionVerdict]:
     """A watcher that answers so as soon as there is something to be seen."""
-    return lambda progress: verdict if progress.text else WatchVerdict.CONTINUE
+    return lambda progress: verdict if progress.text else TransactionVerdict.CONTINUE
 
 
 def digests(os: OSBackend) -> list[str]:

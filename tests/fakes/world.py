@@ -35,14 +35,14 @@ from treenail.host.ostree.deployments import (
     DeploymentStatus,
     OstreeDeployment,
     TransactionProgress,
-    WatchVerdict,
+    TransactionVerdict,
 )
 from treenail.update.checks.health import (
     API_SERVER,
     BootTrialStatus,
+    CheckHistory,
     HealthCheckResult,
     OriginCheck,
-    TrialClock,
     judge_origin_check,
 )
 from treenail.update.decision.user_requests import UserRequest
@@ -367,7 +367,10 @@ class FakeMachine:
         return DeploymentStatus(tuple(found), None)
 
     def stage_deployment(
-        self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
+        self,
+        change: DeploymentChange,
+        *,
+        watch: Callable[[TransactionProgress], TransactionVerdict],
     ) -> None:
         world = self._world
         kept = (each for each in world.system.arguments if each not in change.delete_kargs)
@@ -382,11 +385,11 @@ class FakeMachine:
         for percent in (0, 50, 100):
             world.on_wait()
             match watch(TransactionProgress("fetching", percent)):
-                case WatchVerdict.CANCEL:
+                case TransactionVerdict.CANCEL:
                     raise CancelledError("cancelled")
-                case WatchVerdict.DETACH:
+                case TransactionVerdict.DETACH:
                     return
-                case WatchVerdict.CONTINUE:
+                case TransactionVerdict.CONTINUE:
                     pass
             world.fault_point("staging")
         world.serials += 1
@@ -394,7 +397,7 @@ class FakeMachine:
         world.fault_point("staged")
 
     def wait_for_other_transaction(
-        self, *, watch: Callable[[TransactionProgress], WatchVerdict]
+        self, *, watch: Callable[[TransactionProgress], TransactionVerdict]
     ) -> bool:
         watch(TransactionProgress("waiting", None))
         return not self._world.is_sysroot_locked
@@ -629,8 +632,8 @@ class FakeHealth:
     def __init__(self, world: World, clock: FakeClock) -> None:
         self._world = world
         self._clock = clock
-        self._trial_clock = TrialClock(self.LIMITS)
-        self._origin_clock = TrialClock(self.LIMITS)
+        self._trial_clock = CheckHistory(self.LIMITS)
+        self._origin_clock = CheckHistory(self.LIMITS)
         self._marked: dict[str, str] = {}
 
     def set_check_problem(self, name: str, problem: str) -> None:

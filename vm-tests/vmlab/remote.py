@@ -13,7 +13,7 @@ from treenail.host.ostree.deployments import (
     DeploymentChange,
     DeploymentStatus,
     TransactionProgress,
-    WatchVerdict,
+    TransactionVerdict,
 )
 from treenail.host.rpmostree.transaction import (
     TransactionDetached,
@@ -53,7 +53,10 @@ class RemoteOs:
         return found
 
     def stage_deployment(
-        self, change: DeploymentChange, *, watch: Callable[[TransactionProgress], WatchVerdict]
+        self,
+        change: DeploymentChange,
+        *,
+        watch: Callable[[TransactionProgress], TransactionVerdict],
     ) -> None:
         """Call ``watch`` once and send its answer for each entry that the guest reports."""
         self._call(
@@ -61,7 +64,7 @@ class RemoteOs:
         )
 
     def wait_for_other_transaction(
-        self, *, watch: Callable[[TransactionProgress], WatchVerdict]
+        self, *, watch: Callable[[TransactionProgress], TransactionVerdict]
     ) -> None:
         self._call(
             "wait_for_other_transaction", verdict=watch(TransactionProgress("all of it", None))
@@ -79,7 +82,9 @@ class RemoteOs:
     def release_daemon(self) -> None:
         """Nothing: each call is made by a process that ends."""
 
-    def _call(self, method: str, *arguments: object, verdict: WatchVerdict | None = None) -> object:
+    def _call(
+        self, method: str, *arguments: object, verdict: TransactionVerdict | None = None
+    ) -> object:
         return _run_module(self._machine, "operate", (method, arguments, verdict))
 
 

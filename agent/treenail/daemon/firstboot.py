@@ -16,7 +16,7 @@ from treenail.daemon.interfaces import OSBackend, Power
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import observe, os_transaction
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.system.kernel import HostKernel
 from treenail.update import firstboot
 
@@ -260,11 +260,11 @@ class FirstBootRunner:
         log.info("%s", activity)
         self._interfaces.status.show_first_boot(activity)
 
-    def _check_progress(self, progress: TransactionProgress) -> WatchVerdict:
+    def _check_progress(self, progress: TransactionProgress) -> TransactionVerdict:
         self._interfaces.status.show_progress(progress)
         percent = progress.percent or 0
         # The console shows the log, and a pull may take minutes.
         if percent >= self._logged_percent + _PROGRESS_STEP_PERCENT:
             self._logged_percent = percent
             log.info("%s: %d %%", progress.text, percent)
-        return WatchVerdict.DETACH if self._stop.is_set() else WatchVerdict.CONTINUE
+        return TransactionVerdict.DETACH if self._stop.is_set() else TransactionVerdict.CONTINUE

@@ -14,7 +14,7 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree import deployments
 from treenail.update import status
 
-Watch = Callable[[deployments.TransactionProgress], deployments.WatchVerdict]
+TransactionWatch = Callable[[deployments.TransactionProgress], deployments.TransactionVerdict]
 
 
 class OSBackend(Protocol):
@@ -30,7 +30,9 @@ class OSBackend(Protocol):
     def read_deployments(self) -> deployments.DeploymentStatus:
         """Read the deployments from the back end, without a cache."""
 
-    def stage_deployment(self, change: deployments.DeploymentChange, *, watch: Watch) -> None:
+    def stage_deployment(
+        self, change: deployments.DeploymentChange, *, watch: TransactionWatch
+    ) -> None:
         """Stage the change as a locked deployment; do nothing when it is already staged.
 
         Calls ``watch`` at least once a second; its result says whether to continue.
@@ -45,7 +47,7 @@ class OSBackend(Protocol):
         image. Raises `HostError` when it is not staged.
         """
 
-    def wait_for_other_transaction(self, *, watch: Watch) -> bool:
+    def wait_for_other_transaction(self, *, watch: TransactionWatch) -> bool:
         """Wait until another program's transaction ends; return False when there is none."""
 
     def read_finalization_error(self) -> str:

@@ -8,11 +8,15 @@ from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import System, World
 from tests.update.build import A, B, C
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    TransactionProgress,
+    TransactionVerdict,
+)
 
 
-def go_on(_progress: TransactionProgress) -> WatchVerdict:
-    return WatchVerdict.CONTINUE
+def go_on(_progress: TransactionProgress) -> TransactionVerdict:
+    return TransactionVerdict.CONTINUE
 
 
 @pytest.mark.parametrize(("others", "is_dropped"), [((), True), ((System(C.digest),), False)])

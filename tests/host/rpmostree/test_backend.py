@@ -25,7 +25,7 @@ from treenail.host.ostree.deployments import (
     DeploymentStatus,
     OstreeDeployment,
     TransactionProgress,
-    WatchVerdict,
+    TransactionVerdict,
 )
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.transaction import INTERFACE
@@ -115,12 +115,14 @@ class Other:
         self._bus.close_connection()
 
 
-def go_on(_: TransactionProgress) -> WatchVerdict:
-    return WatchVerdict.CONTINUE
+def go_on(_: TransactionProgress) -> TransactionVerdict:
+    return TransactionVerdict.CONTINUE
 
 
-def after_first_layer(verdict: WatchVerdict) -> Callable[[TransactionProgress], WatchVerdict]:
-    return lambda progress: verdict if "Fetching" in progress.text else WatchVerdict.CONTINUE
+def after_first_layer(
+    verdict: TransactionVerdict,
+) -> Callable[[TransactionProgress], TransactionVerdict]:
+    return lambda progress: verdict if "Fetching" in progress.text else TransactionVerdict.CONTINUE
 
 
 def of(image: Image, **changes: bool) -> OstreeDeployment:
@@ -163,9 +165,9 @@ def test_stage_makes_locked_deployment_with_rising_progress(
 ) -> None:
     seen: list[TransactionProgress] = []
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         seen.append(progress)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     rpmostree.stage_deployment(TO_B, watch=watch)
     percents = [progress.percent for progress in seen if progress.percent is not None]
@@ -196,7 +198,7 @@ def test_stage_of_staged_image_stages_nothing(rpmostree: RpmOstreeBackend) -> No
     rpmostree.stage_deployment(TO_B, watch=go_on)
     seen: list[TransactionProgress] = []
     rpmostree.stage_deployment(
-        TO_B, watch=lambda progress: seen.append(progress) or WatchVerdict.CONTINUE
+        TO_B, watch=lambda progress: seen.append(progress) or TransactionVerdict.CONTINUE
     )
     assert seen == []
 
@@ -267,7 +269,7 @@ def test_wait_for_other_transaction_returns_at_its_end(
     other.leave()
     seen: list[str] = []
     assert rpmostree.wait_for_other_transaction(
-        watch=lambda said: seen.append(said.text) or WatchVerdict.CONTINUE
+        watch=lambda said: seen.append(said.text) or TransactionVerdict.CONTINUE
     )
     assert rpmostree.read_deployments().transaction is None
     assert seen
@@ -278,9 +280,9 @@ def test_wait_without_transaction_returns_false_at_once(rpmostree: RpmOstreeBack
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
-@pytest.mark.parametrize("verdict", [WatchVerdict.CANCEL, WatchVerdict.DETACH])
+@pytest.mark.parametrize("verdict", [TransactionVerdict.CANCEL, TransactionVerdict.DETACH])
 def test_other_transaction_is_never_cancelled(
-    host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other, verdict: WatchVerdict
+    host: RpmOstreeHost, rpmostree: RpmOstreeBackend, other: Other, verdict: TransactionVerdict
 ) -> None:
     host.change_settings(MachineSettings(refresh_md_s=600))
     other.begin("RefreshMd", {})
@@ -302,7 +304,7 @@ def test_other_transaction_beyond_limits_is_busy_and_continues(
     before = rpmostree.read_deployments().transaction
     with pytest.raises(BusyError, match=r"RefreshMd.*: no end within 60 s"):
         rpmostree.wait_for_other_transaction(
-            watch=lambda _: clock.move(61) or WatchVerdict.CONTINUE
+            watch=lambda _: clock.move(61) or TransactionVerdict.CONTINUE
         )
     assert rpmostree.read_deployments().transaction == before
 
@@ -310,7 +312,7 @@ def test_other_transaction_beyond_limits_is_busy_and_continues(
 def test_cancelled_stage_leaves_nothing(host: RpmOstreeHost, rpmostree: RpmOstreeBackend) -> None:
     host.change_settings(SLOW)
     with pytest.raises(CancelledError, match=r"did not stage .* it was cancelled"):
-        rpmostree.stage_deployment(TO_B, watch=after_first_layer(WatchVerdict.CANCEL))
+        rpmostree.stage_deployment(TO_B, watch=after_first_layer(TransactionVerdict.CANCEL))
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 
 
@@ -320,12 +322,12 @@ def test_stage_cancelled_by_another_client_is_cancelled(
     host.change_settings(SLOW)
     cancelled: list[object] = []
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         if "Fetching" in progress.text and not cancelled:
             address = f"unix:path={host.root}/run/rpm-ostree-transaction.sock"
             with BusPeer(address, INTERFACE, timeout_s=10) as peer:
                 cancelled.append(peer.call_method("Cancel", timeout_s=10))
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(CancelledError):
         rpmostree.stage_deployment(TO_B, watch=watch)
@@ -338,7 +340,7 @@ def test_detached_stage_continues_and_is_joined(
     with pytest.raises(
         CancelledError, match=f"stopped waiting for rpm-ostree to stage {B.pull_spec}"
     ):
-        rpmostree.stage_deployment(TO_B, watch=after_first_layer(WatchVerdict.DETACH))
+        rpmostree.stage_deployment(TO_B, watch=after_first_layer(TransactionVerdict.DETACH))
     left = rpmostree.read_deployments().transaction
     rpmostree.stage_deployment(TO_B, watch=go_on)
     assert left is not None
@@ -356,11 +358,11 @@ def test_stage_of_killed_program_is_joined(
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 def watch(progress):
     print(progress.text, flush=True)
-    return WatchVerdict.CONTINUE
+    return TransactionVerdict.CONTINUE
 machine = Machine(Root("{host.root}"), clock=SystemClock())
 RpmOstreeBackend(machine).stage_deployment(DeploymentChange("{B.pull_spec}"), watch=watch)
 """
@@ -375,7 +377,7 @@ RpmOstreeBackend(machine).stage_deployment(DeploymentChange("{B.pull_spec}"), wa
     orphaned = rpmostree.read_deployments()
     seen: list[str] = []
     rpmostree.stage_deployment(
-        TO_B, watch=lambda said: seen.append(said.text) or WatchVerdict.CONTINUE
+        TO_B, watch=lambda said: seen.append(said.text) or TransactionVerdict.CONTINUE
     )
     assert orphaned.transaction is not None
     assert not any("Pulling manifest" in text for text in seen)
@@ -387,10 +389,10 @@ def test_daemon_killed_during_stage_is_a_bus_error(
 ) -> None:
     host.change_settings(SLOW)
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         if "Fetching" in progress.text:
             os.kill(daemon_pid(bus), signal.SIGKILL)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(BusError, match=r"cannot stage .*: rpm-ostreed exited"):
         rpmostree.stage_deployment(TO_B, watch=watch)
@@ -411,9 +413,9 @@ def test_stage_beyond_limits_is_cancelled(
     rpmostree = RpmOstreeBackend(Machine(Root(host.root), clock=clock, bus=bus, limits=limits))
     host.change_settings(SLOW)
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         clock.move(51 if "Fetching" in progress.text else 0)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(TransactionError, match=f"cannot stage .*: {why}$"):
         rpmostree.stage_deployment(TO_B, watch=watch)
@@ -451,7 +453,7 @@ def test_drop_cancels_own_transaction_first(
     with pytest.raises(
         CancelledError, match=f"stopped waiting for rpm-ostree to stage {B.pull_spec}"
     ):
-        rpmostree.stage_deployment(TO_B, watch=after_first_layer(WatchVerdict.DETACH))
+        rpmostree.stage_deployment(TO_B, watch=after_first_layer(TransactionVerdict.DETACH))
     rpmostree.drop_staged(STAGED.id)
     assert rpmostree.read_deployments() == DeploymentStatus((HERE,))
 

@@ -15,7 +15,11 @@ from treenail.clocks import SystemClock
 from treenail.errors import BusError, BusyError, HostError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    TransactionProgress,
+    TransactionVerdict,
+)
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.system.kernel import split_arguments
 from treenail.host.systemd.system_bus import BusInterface, SystemBus
@@ -65,8 +69,8 @@ def rpmostree(host: RpmOstreeHost, bus: SystemBus) -> RpmOstreeBackend:
     return RpmOstreeBackend(Machine(Root(host.root), clock=SystemClock(), bus=bus))
 
 
-def go_on(_: TransactionProgress) -> WatchVerdict:
-    return WatchVerdict.CONTINUE
+def go_on(_: TransactionProgress) -> TransactionVerdict:
+    return TransactionVerdict.CONTINUE
 
 
 def staged(host: RpmOstreeHost) -> SysrootDeployment:
@@ -218,7 +222,7 @@ def test_stage_after_interruption_continues(
 ) -> None:
     """Image and packages are staged; the daemon dies before the kernel arguments are."""
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         if progress.percent == 100:
             # The second transaction must not end before the kill, however slow this process is.
             host.change_settings(replace(QUICK, staging_s=600.0))
@@ -226,7 +230,7 @@ def test_stage_after_interruption_continues(
             pid = bus.call_method(BUS, "GetConnectionUnixProcessID", _NAME, timeout_s=10)
             assert isinstance(pid, int)
             os.kill(pid, signal.SIGKILL)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(BusError):
         rpmostree.stage_deployment(ALL, watch=watch)
@@ -240,10 +244,10 @@ def test_stage_after_interruption_continues(
 def test_failed_kernel_arguments_leave_locked_image(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         if progress.percent == 100:
             refuse_the_second(host)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(TransactionError, match=r"cannot stage .* and packages and kernel arg"):
         rpmostree.stage_deployment(ALL, watch=watch)
@@ -253,10 +257,10 @@ def test_failed_kernel_arguments_leave_locked_image(
 def test_staged_deployment_that_differs_is_dropped(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
-    def watch(progress: TransactionProgress) -> WatchVerdict:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
         if progress.percent == 100:
             host.sysroot.stage_deployment(replace(staged(host), packages=("strace",)), locked=True)
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     with pytest.raises(
         TransactionError, match=r"did not stage packages: it lacks usbguard, and it has strace$"

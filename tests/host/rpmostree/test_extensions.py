@@ -15,7 +15,11 @@ from treenail.clocks import SystemClock
 from treenail.errors import CancelledError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import (
+    DeploymentChange,
+    TransactionProgress,
+    TransactionVerdict,
+)
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE, UNPACK_UNIT
 from treenail.host.systemd.system_bus import SystemBus
@@ -103,8 +107,8 @@ def site() -> Iterator[Site]:
             site.close()
 
 
-def go_on(_: TransactionProgress) -> WatchVerdict:
-    return WatchVerdict.CONTINUE
+def go_on(_: TransactionProgress) -> TransactionVerdict:
+    return TransactionVerdict.CONTINUE
 
 
 @pytest.mark.parametrize(
@@ -143,10 +147,10 @@ def test_layered_packages_move_to_the_next_image(site: Site) -> None:
 def test_repository_file_names_the_image(site: Site) -> None:
     seen: list[str] = []
 
-    def look(progress: TransactionProgress) -> WatchVerdict:
+    def look(progress: TransactionProgress) -> TransactionVerdict:
         if (site.root / REPOSITORY_FILE[1:]).exists():
             seen.append((site.root / REPOSITORY_FILE[1:]).read_text())
-        return WatchVerdict.CONTINUE
+        return TransactionVerdict.CONTINUE
 
     site.os().stage_deployment(INSTALL, watch=look)
     expected = (
@@ -180,8 +184,8 @@ def test_missing_package_leaves_nothing(site: Site) -> None:
     assert site.left() == []
 
 
-@pytest.mark.parametrize("verdict", [WatchVerdict.CANCEL, WatchVerdict.DETACH])
-def test_cancelled_unpacking_leaves_nothing(site: Site, verdict: WatchVerdict) -> None:
+@pytest.mark.parametrize("verdict", [TransactionVerdict.CANCEL, TransactionVerdict.DETACH])
+def test_cancelled_unpacking_leaves_nothing(site: Site, verdict: TransactionVerdict) -> None:
     site.change(replace(QUICK, pull_bytes_per_s=1000))
     with pytest.raises(CancelledError, match="cancelled unpacking"):
         site.os().stage_deployment(INSTALL, watch=lambda _: verdict)
@@ -191,8 +195,12 @@ def test_cancelled_unpacking_leaves_nothing(site: Site, verdict: WatchVerdict) -
 def test_packages_stay_while_their_transaction_runs(site: Site) -> None:
     site.change(replace(QUICK, staging_s=2.0))
 
-    def leave(progress: TransactionProgress) -> WatchVerdict:
-        return WatchVerdict.CONTINUE if "unpacking" in progress.text else WatchVerdict.DETACH
+    def leave(progress: TransactionProgress) -> TransactionVerdict:
+        return (
+            TransactionVerdict.CONTINUE
+            if "unpacking" in progress.text
+            else TransactionVerdict.DETACH
+        )
 
     with pytest.raises(CancelledError):
         site.os().stage_deployment(INSTALL, watch=leave)
@@ -208,14 +216,14 @@ import sys
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, WatchVerdict
+from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.system_bus import SystemBus
 root, address, image = sys.argv[1:]
 machine = Machine(Root(root), clock=SystemClock(), bus=SystemBus(address))
 RpmOstreeBackend(machine).stage_deployment(
     DeploymentChange(install_packages=("usbguard",), extensions_image=image),
-    watch=lambda _: WatchVerdict.CONTINUE,
+    watch=lambda _: TransactionVerdict.CONTINUE,
 )
 """
 

@@ -12,7 +12,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
 from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.ostree.deployments import WatchVerdict
+from treenail.host.ostree.deployments import TransactionVerdict
 from treenail.host.rpmostree.transaction import TransactionFinished, follow_transaction
 from treenail.host.systemd.logind import Logind
 from treenail.host.systemd.system_bus import BusPeer, BusSignal, SystemBus
@@ -131,7 +131,7 @@ def test_transaction_with_another_result_has_failed(values: tuple[object, ...]) 
     peer = cast("BusPeer", OddTransaction(*values))
     outcome = follow_transaction(
         peer,
-        lambda _: WatchVerdict.CONTINUE,
+        lambda _: TransactionVerdict.CONTINUE,
         clock=FakeClock(),
         limits=TransactionLimits(),
         is_ours=True,

@@ -14,15 +14,15 @@ from treenail.errors import TreenailError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 
 
 def main() -> int:
     """Make the call."""
     method, arguments, verdict = pickle.loads(base64.b64decode(sys.stdin.read()))
 
-    def watch(progress: TransactionProgress) -> WatchVerdict:
-        return verdict if progress.text else WatchVerdict.CONTINUE
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
+        return verdict if progress.text else TransactionVerdict.CONTINUE
 
     options = {} if verdict is None else {"watch": watch}
     root = Root("/")

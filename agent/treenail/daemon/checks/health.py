@@ -54,8 +54,8 @@ class HealthChecker:
         self._settings = settings
         self._clock = clock
         self._send_heartbeat = send_heartbeat
-        self._trial_history = health.TrialClock(settings)
-        self._origin_history = health.TrialClock(settings)
+        self._trial_history = health.CheckHistory(settings)
+        self._origin_history = health.CheckHistory(settings)
         self._trial: tuple[str, float] | None = None
         self._states: dict[str, bool | None] = {}
         self._passed: set[str] = set()

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from treenail import errors
 from treenail.config import image_content, wanted_state
-from treenail.daemon.interfaces import Watch
+from treenail.daemon.interfaces import TransactionWatch
 from treenail.daemon.reconcile import context, os_transaction, planning, prestage, state
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
-from treenail.host.ostree.deployments import TransactionProgress, WatchVerdict
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
@@ -50,7 +50,7 @@ class ActionRunner:
         resync_s: float,
         on_progress: Callable[
             [ledger_record.UpdateRecord | ledger_record.PrestagedTarget, TransactionProgress],
-            WatchVerdict,
+            TransactionVerdict,
         ],
         on_record: Callable[[ledger_record.LedgerRecord], None],
     ) -> None:
@@ -274,13 +274,15 @@ class ActionRunner:
             replace(self._ledger.record, update=replace(update, impact=checked))
         )
 
-    def _make_watch(self, update: ledger_record.UpdateRecord) -> tuple[Watch, list[WatchVerdict]]:
+    def _make_watch(
+        self, update: ledger_record.UpdateRecord
+    ) -> tuple[TransactionWatch, list[TransactionVerdict]]:
         """Return a watch for the transaction, and the list of verdicts with which it ended it."""
-        ended: list[WatchVerdict] = []
+        ended: list[TransactionVerdict] = []
 
-        def watch(progress: TransactionProgress) -> WatchVerdict:
+        def watch(progress: TransactionProgress) -> TransactionVerdict:
             verdict = self._on_progress(update, progress)
-            if verdict is not WatchVerdict.CONTINUE:
+            if verdict is not TransactionVerdict.CONTINUE:
                 ended.append(verdict)
             return verdict
 

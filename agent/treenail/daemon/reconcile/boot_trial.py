@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from treenail import errors
-from treenail.daemon.interfaces import Watch
+from treenail.daemon.interfaces import TransactionWatch
 from treenail.daemon.reconcile import context, os_transaction, planning, state
 from treenail.daemon.reconcile.crash_counter import arm_crash_record, remove_crash_record
 from treenail.log import MessageId
@@ -200,7 +200,7 @@ def pin_booted(
     facts: node_state.Facts,
     interfaces: context.NodeInterfaces,
     ledger: state.UpdateLedger,
-    watch: Watch,
+    watch: TransactionWatch,
 ) -> bool:
     """Pin the booted deployment until the new one has been healthy for `retention_s`.
 
@@ -223,7 +223,7 @@ def unpin_retained(
     deployment_id: str,
     interfaces: context.NodeInterfaces,
     ledger: state.UpdateLedger,
-    watch: Watch | None,
+    watch: TransactionWatch | None,
 ) -> bool:
     """Remove our pin from the deployment.
 
@@ -239,7 +239,9 @@ def unpin_retained(
 
 
 def _try_operation(
-    operation: Callable[[], None], interfaces: context.NodeInterfaces, watch: Watch | None
+    operation: Callable[[], None],
+    interfaces: context.NodeInterfaces,
+    watch: TransactionWatch | None,
 ) -> bool:
     try:
         operation()

@@ -421,7 +421,7 @@ class ReconcileLoop:
         self,
         update: ledger_record.UpdateRecord | ledger_record.PrestagedTarget,
         progress: deployments.TransactionProgress,
-    ) -> deployments.WatchVerdict:
+    ) -> deployments.TransactionVerdict:
         """Show the progress of an OS transaction; cancel it when its target was withdrawn."""
         self._status_file.send_heartbeat()
         self._status_file.show_progress(progress)
@@ -436,7 +436,7 @@ class ReconcileLoop:
                 _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
             )
         if self._stop.is_set():
-            return deployments.WatchVerdict.DETACH
+            return deployments.TransactionVerdict.DETACH
         node = self._interfaces.cluster.get_cached_node()
         if isinstance(update, ledger_record.PrestagedTarget):
             current = self._runner.record.current
@@ -444,14 +444,14 @@ class ReconcileLoop:
                 node_state.summarize_node(node), update, current
             )
             return (
-                deployments.WatchVerdict.CONTINUE
+                deployments.TransactionVerdict.CONTINUE
                 if is_requested
-                else deployments.WatchVerdict.CANCEL
+                else deployments.TransactionVerdict.CANCEL
             )
         if node is not None and not decide.is_target_requested(
             node_state.summarize_node(node), update
         ):
-            return deployments.WatchVerdict.CANCEL
+            return deployments.TransactionVerdict.CANCEL
         if user_requests.is_cancel_request(self._interfaces.requests.read_request(), update):
-            return deployments.WatchVerdict.CANCEL
-        return deployments.WatchVerdict.CONTINUE
+            return deployments.TransactionVerdict.CANCEL
+        return deployments.TransactionVerdict.CONTINUE

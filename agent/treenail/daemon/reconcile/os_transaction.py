@@ -69,7 +69,7 @@ def build_deployment_change(os_change: OSChange) -> deployments.DeploymentChange
 
 
 def wait_while_busy(
-    error: errors.BusyError, os: interfaces.OSBackend, watch: interfaces.Watch
+    error: errors.BusyError, os: interfaces.OSBackend, watch: interfaces.TransactionWatch
 ) -> None:
     """Wait until the transaction that ``error`` is about ends; raise it when that is impossible.
 

@@ -13,7 +13,7 @@ from treenail.update.state import ledger_record
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[
-    [ledger_record.PrestagedTarget, deployments.TransactionProgress], deployments.WatchVerdict
+    [ledger_record.PrestagedTarget, deployments.TransactionProgress], deployments.TransactionVerdict
 ]
 
 
@@ -49,11 +49,11 @@ def prestage_target(
     prestaged = ledger_record.PrestagedTarget(action.target, facts.boot_id)
     save_record(replace(record, prestaged=prestaged))
     if not impact.os.is_empty:
-        ended: list[deployments.WatchVerdict] = []
+        ended: list[deployments.TransactionVerdict] = []
 
-        def watch(progress: deployments.TransactionProgress) -> deployments.WatchVerdict:
+        def watch(progress: deployments.TransactionProgress) -> deployments.TransactionVerdict:
             verdict = on_progress(prestaged, progress)
-            if verdict is not deployments.WatchVerdict.CONTINUE:
+            if verdict is not deployments.TransactionVerdict.CONTINUE:
                 ended.append(verdict)
             return verdict
 
@@ -73,7 +73,7 @@ def prestage_target(
             if not ended:
                 raise
             return
-        if deployments.WatchVerdict.DETACH in ended:
+        if deployments.TransactionVerdict.DETACH in ended:
             return
     staged = None if impact.os.is_empty else interfaces.os.read_deployments().staged
     if staged is not None and action.target.image and impact.os.image:

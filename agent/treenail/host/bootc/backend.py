@@ -126,7 +126,7 @@ class BootcBackend:
         )
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: deployments.WatchCallback
+        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Pull the image to this host; it is not deployed, so that no reboot can boot it.
 
@@ -183,14 +183,14 @@ class BootcBackend:
         with self._podman.copy_from_image(image, paths) as tree:
             yield tree
 
-    def wait_for_other_transaction(self, *, watch: deployments.WatchCallback) -> bool:
+    def wait_for_other_transaction(self, *, watch: deployments.TransactionWatch) -> bool:
         """Wait until bootc answers again or the watcher detaches; always return True.
 
         Raises `BusyError` when it exceeds the limits.
         """
         deadline = self._clock.monotonic() + self._limits.transaction_s
         waiting = deployments.TransactionProgress("waiting for the lock of the sysroot", None)
-        while watch(waiting) is deployments.WatchVerdict.CONTINUE:
+        while watch(waiting) is deployments.TransactionVerdict.CONTINUE:
             try:
                 self._read_status(timeout_s=min(_WAIT_S, self._status_s))
             except errors.BusyError:
@@ -306,7 +306,7 @@ class BootcBackend:
         if is_index_known and former and former.id == digest and not former.is_pinned:
             self._undeploy_deployment(former, 0 if status.is_rollback_queued else 1)
 
-    def _pull_image(self, image: str, watch: deployments.WatchCallback) -> None:
+    def _pull_image(self, image: str, watch: deployments.TransactionWatch) -> None:
         job = transient.TransientJob(
             PULL_UNIT,
             f"treenail: pull {image}",
@@ -327,14 +327,14 @@ class BootcBackend:
                     )
                 next_read = self._clock.monotonic() + _PULL_READ_S
             match watch(progress.last_progress):
-                case deployments.WatchVerdict.CANCEL:
+                case deployments.TransactionVerdict.CANCEL:
                     self._units.stop_unit(PULL_UNIT, self._heartbeat)
                     raise errors.CancelledError(f"cancelled the pull of {image}")
-                case deployments.WatchVerdict.DETACH:
+                case deployments.TransactionVerdict.DETACH:
                     raise errors.CancelledError(
                         f"stopped waiting for podman to pull {image}; the pull continues"
                     )
-                case deployments.WatchVerdict.CONTINUE:
+                case deployments.TransactionVerdict.CONTINUE:
                     pass
 
         run = self._units.run_job(job, check_progress)

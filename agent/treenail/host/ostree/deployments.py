@@ -144,7 +144,7 @@ class TransactionProgress:
     percent: int | None
 
 
-class WatchVerdict(StrEnum):
+class TransactionVerdict(StrEnum):
     """A watcher's decision about the transaction: continue, cancel, or let it run alone."""
 
     CONTINUE = "continue"
@@ -234,4 +234,4 @@ def _get_texts(properties: Mapping[str, object], key: str) -> tuple[str, ...]:
     return tuple(map(str, values)) if isinstance(values, list | tuple) else ()
 
 
-WatchCallback = Callable[[TransactionProgress], WatchVerdict]
+TransactionWatch = Callable[[TransactionProgress], TransactionVerdict]

@@ -158,7 +158,7 @@ class RpmOstreeBackend:
         )
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: deployments.WatchCallback
+        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Stage all of the change in one locked deployment.
 
@@ -202,7 +202,7 @@ class RpmOstreeBackend:
             )
         yield sysroot.open_deployment_tree(self._machine.root, staged)
 
-    def wait_for_other_transaction(self, *, watch: deployments.WatchCallback) -> bool:
+    def wait_for_other_transaction(self, *, watch: deployments.TransactionWatch) -> bool:
         """Wait until the running transaction has ended or the watcher detaches; return True.
 
         Return False when none runs. Raises `BusyError` when it exceeds the limits; the transaction
@@ -349,7 +349,7 @@ class RpmOstreeBackend:
         self,
         change: deployments.DeploymentChange,
         booted: deployments.OstreeDeployment,
-        watch: deployments.WatchCallback,
+        watch: deployments.TransactionWatch,
     ) -> None:
         """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
         # rpm-ostreed ignores an unknown key, and a value of another type than it expects, without
@@ -409,7 +409,7 @@ class RpmOstreeBackend:
         )
 
     def _set_kernel_arguments(
-        self, change: deployments.DeploymentChange, watch: deployments.WatchCallback
+        self, change: deployments.DeploymentChange, watch: deployments.TransactionWatch
     ) -> None:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
         # KernelArgs replaces the whole command line: start from that of the pending deployment.

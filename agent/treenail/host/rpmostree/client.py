@@ -82,7 +82,7 @@ class RpmOstreeClient:
         return text
 
     def run_transaction(
-        self, method: str, *arguments: object, watch: deployments.WatchCallback | None = None
+        self, method: str, *arguments: object, watch: deployments.TransactionWatch | None = None
     ) -> TransactionOutcome:
         """Call the method, then start or join its transaction and follow it to the end."""
         self._register_client()
@@ -104,7 +104,7 @@ class RpmOstreeClient:
             raise
 
     def follow_transaction(
-        self, address: str, watch: deployments.WatchCallback, *, is_ours: bool
+        self, address: str, watch: deployments.TransactionWatch, *, is_ours: bool
     ) -> TransactionOutcome:
         """Follow the transaction at the address to its end; cancel it only if ``is_ours``."""
         # rpm-ostreed is busy until every peer has closed its connection.
@@ -176,13 +176,15 @@ class RpmOstreeClient:
             )
         return system_bus.BusInterface(_NAME, path, f"{_NAME}.OS")
 
-    def _continue_watching(self, _: deployments.TransactionProgress) -> deployments.WatchVerdict:
+    def _continue_watching(
+        self, _: deployments.TransactionProgress
+    ) -> deployments.TransactionVerdict:
         self._heartbeat()
-        return deployments.WatchVerdict.CONTINUE
+        return deployments.TransactionVerdict.CONTINUE
 
-    def _cancel_watched(self, _: deployments.TransactionProgress) -> deployments.WatchVerdict:
+    def _cancel_watched(self, _: deployments.TransactionProgress) -> deployments.TransactionVerdict:
         self._heartbeat()
-        return deployments.WatchVerdict.CANCEL
+        return deployments.TransactionVerdict.CANCEL
 
     def _explain_busy(self, error: errors.BusyError) -> errors.BusyError:
         # A lock of another program and a running transaction give the same error, G_IO_ERROR_BUSY.

@@ -79,7 +79,7 @@ class ExtensionsRepository:
         """Return whether there is anything for `withdraw_packages` to remove."""
         return self._files.has_entry(PACKAGES_DIRECTORY) or self._files.has_entry(REPOSITORY_FILE)
 
-    def offer_packages(self, image: str, *, watch: deployments.WatchCallback) -> None:
+    def offer_packages(self, image: str, *, watch: deployments.TransactionWatch) -> None:
         """Add the packages of the image to the repositories of rpm-ostree.
 
         They replace those of an earlier image. Raises `CancelledError` when the watcher cancels or
@@ -97,7 +97,7 @@ class ExtensionsRepository:
         def check_verdict() -> None:
             if (
                 watch(deployments.TransactionProgress(f"unpacking {image}", None))
-                is not deployments.WatchVerdict.CONTINUE
+                is not deployments.TransactionVerdict.CONTINUE
             ):
                 raise CancelledError(f"cancelled unpacking {image}")
 

@@ -56,7 +56,7 @@ TransactionOutcome = (
 
 def follow_transaction(
     peer: system_bus.BusPeer,
-    watch: deployments.WatchCallback,
+    watch: deployments.TransactionWatch,
     *,
     clock: clocks.Clock,
     limits: backends.TransactionLimits,
@@ -79,7 +79,7 @@ class _TransactionFollower:
     def __init__(
         self,
         peer: system_bus.BusPeer,
-        watch: deployments.WatchCallback,
+        watch: deployments.TransactionWatch,
         clock: clocks.Clock,
         limits: backends.TransactionLimits,
         *,
@@ -113,7 +113,7 @@ class _TransactionFollower:
         if self._cancelled_at is None:
             self._apply_verdict(verdict)
             self._check_limits()
-        elif verdict is deployments.WatchVerdict.DETACH:
+        elif verdict is deployments.TransactionVerdict.DETACH:
             self.outcome = TransactionDetached()
         elif self._clock.monotonic() - self._cancelled_at >= self._limits.cancel_s:
             reason = f"no end {self._limits.cancel_s:g} s after it was cancelled"
@@ -131,13 +131,13 @@ class _TransactionFollower:
                 is_success, text, is_cancelled=self._cancelled_at is not None
             )
 
-    def _apply_verdict(self, verdict: deployments.WatchVerdict) -> None:
+    def _apply_verdict(self, verdict: deployments.TransactionVerdict) -> None:
         match verdict:
-            case deployments.WatchVerdict.CONTINUE:
+            case deployments.TransactionVerdict.CONTINUE:
                 pass
-            case deployments.WatchVerdict.CANCEL if self._is_ours:
+            case deployments.TransactionVerdict.CANCEL if self._is_ours:
                 self._cancel_transaction()
-            case deployments.WatchVerdict.CANCEL | deployments.WatchVerdict.DETACH:
+            case deployments.TransactionVerdict.CANCEL | deployments.TransactionVerdict.DETACH:
                 self.outcome = TransactionDetached()
             case _:
                 assert_never(verdict)

@@ -2,7 +2,7 @@
 
 A node is healthy once all health checks have passed for ``settle_s`` without a break. A check rolls
 the node back only under the conditions of `ROLLBACK_RULES`. `decide_verdict` implements them, the
-tables in docs/health.md and treenail(8) are copies, and a test compares the three. `TrialClock`
+tables in docs/health.md and treenail(8) are copies, and a test compares the three. `CheckHistory`
 measures how long each check has had its result, and what time counts.
 """
 
@@ -292,7 +292,7 @@ class _CheckAge:
         return self.since
 
 
-class TrialClock:
+class CheckHistory:
     """Turns results of checks into the status of a trial. It reads no clock itself.
 
     The state is lost with the process. A new process therefore observes each failure for its
