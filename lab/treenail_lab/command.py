@@ -140,6 +140,10 @@ def create_parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="show a rollout from one OS image to another",
+        description="Show the plan of treenail-controller for a pool with a new OS image, and with "
+        "its command status --watch the rollout to its nodes: one first, then the others one after "
+        "the other. The rollout halts at the first failed node. Exit code 1: a node did not reach "
+        "the image.",
         examples=(
             ("watch five nodes", "treenail-lab demo --nodes 5"),
             ("watch a rollout halt", "treenail-lab demo --fail stage"),
@@ -147,8 +151,17 @@ def create_parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_run_demo)
     _add_lab_options(demo)
-    demo.add_argument("--image", metavar="PULLSPEC", help="request this image for the pool")
-    demo.add_argument("-f", dest="file", metavar="FILE", help="add this MachineConfig to the pool")
+    demo.add_argument(
+        "--image",
+        metavar="PULLSPEC",
+        help="request this image for the pool (default: an image in the registry of the lab)",
+    )
+    demo.add_argument(
+        "-f",
+        dest="file",
+        metavar="FILE",
+        help="add the MachineConfig in FILE, YAML or JSON, to the pool",
+    )
     demo.add_argument("--fail", choices=_FAILURES, help="make this phase fail")
     demo.add_argument(
         "--build",
@@ -164,14 +177,20 @@ def create_parser() -> argparse.ArgumentParser:
         help="install a cluster in image mode instead, as treenail-lab install does (as root)",
     )
     demo.add_argument(
-        "--limit", type=float, default=300.0, metavar="S", help="seconds for a node (default: 300)"
+        "--limit",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="time limit of a node, in seconds (default: 300)",
     )
     demo.add_argument("--journal", action="store_true", help="print the journal of one update, too")
-    demo.add_argument("--json", action="store_true", help="print the result as one document")
+    demo.add_argument("--json", action="store_true", help=install_command.JSON_HELP)
 
     up = commands.add_parser(
         "up",
         help="keep a lab running for kubectl",
+        description="Run a lab with its controllers until Ctrl-C, and print how kubectl connects "
+        "to it.",
         examples=(
             ("run two nodes until Ctrl-C", "treenail-lab up --nodes 2"),
             ("run a registry and a node for builds, too", "treenail-lab up --registry"),
@@ -188,8 +207,8 @@ def create_parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--provision",
         action="store_true",
-        help="add a machine that has only user data: Ignition fetches its config (as root, with "
-        "the package ignition)",
+        help="run the server of Ignition configs, and add a machine that has only user data (as "
+        "root, with the package ignition)",
     )
 
     install_command.add_command(commands)
@@ -199,34 +218,56 @@ def create_parser() -> argparse.ArgumentParser:
         ("power-cut", "cut the power of a machine and restore it"),
     ):
         command = commands.add_parser(
-            name, help=text, examples=((text, f"treenail-lab {name} worker-0"),)
+            name,
+            help=text,
+            description=f"{text.capitalize()}.",
+            examples=((text, f"treenail-lab {name} worker-0"),),
         )
-        command.set_defaults(run=_send_command, command=name)
+        command.set_defaults(run=_send_command, command=name, settings=[])
         _add_directory_option(command)
-        command.add_argument("words", nargs=1, metavar="NODE")
+        _add_node_argument(command)
     fault = commands.add_parser(
         "fault",
         help="change how a machine behaves from now on",
+        description="Inject a fault into a machine from now on, or show its settings.",
         examples=(("pull at 1 MB/s", "treenail-lab fault worker-0 pull_bytes_per_s=1000000"),),
     )
     fault.set_defaults(run=_send_command, command="fault")
     _add_directory_option(fault)
     named = ", ".join(field.name for field in fields(MachineSettings))
-    fault.add_argument("words", nargs="+", metavar="NODE [NAME=VALUE]", help=f"NAME: {named}")
+    _add_node_argument(fault)
+    fault.add_argument(
+        "settings",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help=f"change this setting (default: show all): {named}",
+    )
     return parser
 
 
 def _add_lab_options(parser: argparse.ArgumentParser) -> None:
     _add_directory_option(parser)
     parser.add_argument(
-        "--nodes", type=_parse_node_count, default=3, metavar="N", help="1 to 20 (default: 3)"
+        "--nodes",
+        type=_parse_node_count,
+        default=3,
+        metavar="N",
+        help="number of nodes, from 1 to 20 (default: 3)",
     )
     parser.add_argument(
         "--size", type=int, default=400, metavar="MB", help="size of the new image (default: 400)"
     )
     parser.add_argument(
-        "--speed", type=int, default=200, metavar="MB/S", help="registry speed (default: 200)"
+        "--speed",
+        type=int,
+        default=200,
+        metavar="MB/S",
+        help="speed of the registry (default: 200)",
     )
+
+
+def _add_node_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="the node, such as worker-0")
 
 
 def _add_directory_option(parser: argparse.ArgumentParser) -> None:
@@ -234,8 +275,8 @@ def _add_directory_option(parser: argparse.ArgumentParser) -> None:
         "--directory",
         type=Path,
         metavar="DIR",
-        help="directory of the lab (default: treenail-lab-UID in $XDG_RUNTIME_DIR; for demo a "
-        "temporary one)",
+        help="directory of the lab, removed at its end (default: treenail-lab-UID in "
+        "$XDG_RUNTIME_DIR; for demo a temporary one)",
     )
 
 
@@ -345,7 +386,7 @@ def _run_lab(arguments: argparse.Namespace) -> int:
 
 
 def _send_command(arguments: argparse.Namespace) -> int:
-    words = [arguments.command, *arguments.words]
+    words = [arguments.command, arguments.node, *arguments.settings]
     print(send_command(_find_directory(arguments), words))
     return 0
 

@@ -26,6 +26,10 @@ from treenail_lab.install.install_run import InstallRun
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition
 
+JSON_HELP = (
+    "print the result as one JSON document on the standard output, and the table on the standard "
+    "error"
+)
 _DEFAULT_LIMIT_S = 600.0
 _DIGEST_DIGITS = 12
 
@@ -35,6 +39,10 @@ def add_command(commands: "argparse._SubParsersAction[LabParser]") -> None:
     parser = commands.add_parser(
         "install",
         help="install a cluster in image mode: bootstrap host, control plane and workers",
+        description="Install a cluster in image mode, from an install directory to a finished "
+        "rollout: a bootstrap host, three machines of the control plane, and workers. Needs root. "
+        "Exit code 1: a machine booted more than once after Ignition, a machine does not run the "
+        "image of its pool, or the new cluster rendered or built again.",
         examples=(
             ("install in a temporary directory", "treenail-lab install"),
             ("keep the install directory", "treenail-lab install --dir cluster"),
@@ -45,20 +53,23 @@ def add_command(commands: "argparse._SubParsersAction[LabParser]") -> None:
         dest="install_directory",
         type=Path,
         metavar="DIR",
-        help="install directory, which is kept; its Containerfiles are used (default: a temporary "
-        "one)",
+        help="install directory, which is kept (default: a temporary one)",
     )
     parser.add_argument(
-        "--workers", type=_parse_workers, default=2, metavar="N", help="0 to 5 (default: 2)"
+        "--workers",
+        type=_parse_workers,
+        default=2,
+        metavar="N",
+        help="number of workers, from 0 to 5 (default: 2)",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=_DEFAULT_LIMIT_S,
         metavar="S",
-        help="seconds for the installation (default: 600)",
+        help="time limit of the installation, in seconds (default: 600)",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as one document")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(run=run_install)
 
 
