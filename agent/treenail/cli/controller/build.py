@@ -105,17 +105,22 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--authfile",
         metavar="FILE",
         type=Path,
-        help="log in to registries of base images with this .dockerconfigjson (default: the login "
-        "in the files)",
+        help="log in to registries of base images with this .dockerconfigjson (default: that in "
+        "the files for the tag of a base image, else no login)",
     )
     parser.add_argument(
         "--push-secret",
         metavar="FILE",
         type=Path,
-        help="log in to the registry of built images with this .dockerconfigjson",
+        help="log in to the registry of built images with this .dockerconfigjson (default: no "
+        "login)",
     )
     parser.add_argument(
-        "--ca", metavar="FILE", type=Path, help="trust the CAs in this PEM file for registries"
+        "--ca",
+        metavar="FILE",
+        type=Path,
+        help="trust the CAs in this PEM file for registries, "
+        "beside those of the system (default: those of the ControllerConfig)",
     )
     parser.add_argument(
         "--work-dir",

@@ -77,7 +77,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--without-secrets", action="store_true",
         help="print the size in place of the contents of files that not every user may read, and "
-        "no password hashes and tokens, for review",
+        "no password hashes, disk keys and HTTP headers, for review",
     )  # fmt: skip
     parser.set_defaults(run=print_ignition)
 

@@ -66,7 +66,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--serve-namespace",
         type=connect.parse_namespace,
         default=ignition_server.NAME,
-        help=f"namespace of the DaemonSet of {SERVE} (default: %(default)s)",
+        metavar="NAME",
+        help=f"namespace of the DaemonSet of {SERVE} and of its access tokens (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--image",
@@ -100,8 +102,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--monitoring",
         action="store_true",
-        help="print also a Service, a PodMonitor and alerts for the Prometheus operator, and a "
-        "dashboard for Grafana",
+        help="print also a Service, a PodMonitor and a PrometheusRule for the Prometheus "
+        "operator, and a ConfigMap with a dashboard for Grafana",
     )
     parser.add_argument(
         "--metrics-from",

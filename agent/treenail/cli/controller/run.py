@@ -241,8 +241,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="HOST:PORT",
         nargs="?",
         const=DEFAULT_WEB_ADDRESS,
-        help="serve a read-only page about pools and nodes; it asks for no password (without "
-        "HOST:PORT: %(const)s; default: serve no page)",
+        help="serve a read-only page about pools, their image builds and nodes; it asks for no "
+        "password, so keep it on the loopback interface (without HOST:PORT: %(const)s; default: "
+        "serve no page)",
     )
     parser.add_argument(
         "--web-host", action="append", default=[], type=_parse_host, metavar="NAME",
@@ -250,7 +251,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "localhost, and IP addresses unless the page is on the loopback interface)",
     )  # fmt: skip
     parser.add_argument("-n", "--namespace", type=connect.parse_namespace,
-                        help="namespace of the Lease (default: the pod's)")  # fmt: skip
+                        help="namespace of the Lease for leader election (default: that of the "
+                        "pod)")  # fmt: skip
     parser.add_argument(
         "--no-leader-election", action="store_true",
         help="start without leader election; ensure that no other controller process runs",
@@ -262,11 +264,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument(
         "--drains", type=argument_parser.parse_count, default=50, metavar="N",
-        help="drain at most N nodes at the same time (default: %(default)s)",
+        help="drain at most N nodes at the same time, in all pools (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--name-after", type=_parse_seconds, default=30.0, metavar="S",
-        help="report what blocks a drain after S seconds (default: %(default)g)",
+        help="report what blocks a drain, on the Node, in an Event and in its MachineConfigNode, "
+        "after S seconds (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--settle", type=_parse_seconds, default=5.0, metavar="S",
@@ -509,13 +512,15 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
         "--builder-image",
         metavar="IMAGE",
         default=defaults.image,
-        help="build OS images with this image, which contains buildah (default: %(default)s)",
+        help="build OS images with this image, which contains buildah and treenail (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--build-namespace",
         metavar="NAME",
         type=connect.parse_namespace,
-        help="namespace of the Jobs and Secrets of builds (default: that of the controllers)",
+        help="namespace of the Jobs, Secrets and ConfigMaps of builds (default: that of the "
+        "controllers)",
     )
     for name, default, what in (
         ("cpu", defaults.cpu, "CPU that a build requests"),

@@ -63,7 +63,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument(
         "--key", metavar="FILE", type=Path, required=True,
-        help="private key of the certificate, PEM; loaded again when it changes",
+        help="private key of the certificate, PEM without a password; loaded again when it "
+        "changes",
     )  # fmt: skip
     parser.add_argument(
         "--from", dest="directory", metavar="DIR", type=Path,

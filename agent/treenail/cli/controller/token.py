@@ -73,7 +73,7 @@ def _add_create(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machines")
     parser.add_argument(
         "--ttl", type=argument_parser.parse_duration, default=86400.0, metavar="DURATION",
-        help="let the token expire after this time (default: 24h)",
+        help="let the token expire after this time, at most 365d (default: 24h)",
     )  # fmt: skip
     parser.add_argument(
         "--uses", type=argument_parser.parse_count, default=1, metavar="N",
@@ -96,8 +96,9 @@ def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser = verbs.add_parser(
         "list",
         help="list tokens, their state and the machines that used them",
-        description="List the access tokens by name, without their secret part. A token is listed "
-        "until a day after its expiry.",
+        description="List the access tokens by name, without their secret part: state, uses, and "
+        "the addresses of the machines that used them. A token is listed until a day after its "
+        "expiry.",
         epilog=terminal.format_examples(
             ("list the tokens of a pool", "treenail-controller token list --pool worker"),
         ),

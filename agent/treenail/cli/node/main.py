@@ -167,11 +167,12 @@ def _add_status(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         commands,
         "status",
         summary="show current and desired target, phase, progress and last error",
-        description="Show the current and the desired target, phase, progress, deployments, last "
-        "error and remedy. Works without the API server, and without root: what only root can read "
-        "is shown as unknown, with the cause. Exit code 0: the node is at its target, 2: an update "
-        "or the first boot is in progress, 3: the node is degraded or the agent does not run, 1: "
-        "the state is unknown.",
+        description="Show the current and the desired target, the phase of the update and since "
+        "when, its reasons and progress, the booted, staged and rollback deployments, the last "
+        "update, the last error and its remedy. Works without the API server, and without root: "
+        "what only root can read is shown as unknown, with the cause. Exit code 0: the node is at "
+        "its target, 2: an update or the first boot is in progress, 3: the node is degraded or the "
+        "agent does not run, 1: the state is unknown.",
         examples=[
             ("show the state of this node", "treenail status"),
             (
@@ -216,8 +217,8 @@ def _add_plan(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     plan.add_argument(
         "--policy",
         metavar="FILE",
-        help="apply the NodeDisruptionPolicy of this MachineConfiguration (default: the policy of "
-        "the cluster, or the built-in policy when comparing files)",
+        help="apply the NodeDisruptionPolicy of the MachineConfiguration in FILE (default: the "
+        "policy of the cluster, or the built-in policy between two files)",
     )
     _add_root(plan)
     _add_config(plan)
@@ -269,7 +270,7 @@ def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "history",
         summary="show the last updates and their outcome",
         description="Show the last updates, newest first: start, origin, target, duration of each "
-        "phase, and outcome.",
+        "phase, failed tries, outcome, and the command that shows its journal records.",
         examples=[
             ("show the last update", "treenail history -n 1"),
             ("show its journal", "journalctl TREENAIL_UPDATE=ID"),
@@ -325,9 +326,10 @@ def _add_collect(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         commands,
         "collect",
         summary="write one file for a bug report",
-        description="Write versions, status, ledger, settings, deployments, the journals of "
-        "agent, rpm-ostreed and kubelet, and parts of the Node into one archive. Withhold "
-        "secrets. Name each part that cannot be read, with the cause.",
+        description="Write versions, status, ledger, settings, managed files, deployments, kernel "
+        "arguments, failed units, the parts of the Node that concern treenail, and the end of the "
+        "journals of the agent, rpm-ostreed and the kubelet into one compressed tar archive. "
+        "Withhold secrets. Name each part that cannot be read, with the cause.",
         examples=[
             ("write an archive into this directory", "treenail collect"),
             ("copy it from a node", "ssh core@worker-0 sudo treenail collect -o - > worker-0.tgz"),
@@ -352,7 +354,8 @@ def _add_handback(commands: "argparse._SubParsersAction[CommandParser]") -> None
         "handback",
         summary="hand this node over to the Machine Config Daemon",
         description="Hand this node over to the Machine Config Daemon: write its state files and "
-        "annotations, so that it finds no difference. Stop treenail first.",
+        "annotations, so that it finds no difference. Stop treenail.service first, and disable it "
+        "afterwards.",
         examples=[
             ("hand this node over", "systemctl stop treenail && treenail handback"),
             ("use a config from the cluster", "treenail handback rendered-worker-a.json"),

@@ -94,7 +94,8 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--registry-listen", metavar="HOST:PORT", default=":22625",
-        help="serve images at this address (default: %(default)s)",
+        help="serve the built images at this address, with TLS and a login that may only pull "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--registry-storage-limit", metavar="SIZE", type=parse_size, default=parse_size("10Gi"),
@@ -115,7 +116,7 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         ("key", "private key of --certificate, PEM"),
         (
             "ca-certificate",
-            "CA of the installation, PEM (default: DIR/.treenail/ca.crt, made once)",
+            "CA that signs the certificates of this host, PEM (default: DIR/.treenail/ca.crt)",
         ),
         ("ca-key", "private key of --ca-certificate, PEM"),
     ):

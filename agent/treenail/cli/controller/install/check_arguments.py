@@ -37,8 +37,8 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-image",
         metavar="IMAGE",
         default="",
-        help="OS image of the release, with which pre-built images are compared (default: that of "
-        "the ControllerConfig among the manifests)",
+        help="OS image of the release by digest, with which pre-built images are compared "
+        "(default: that of the ControllerConfig among the manifests)",
     )
     parser.add_argument(
         "--push-secret",
@@ -48,7 +48,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         "logins for pulls)",
     )
     parser.add_argument(
-        "--offline", action="store_true", help="ask no registry: look up no image and no login"
+        "--offline", action="store_true", help="ask no registry: look up no image, and try no login"
     )
 
 

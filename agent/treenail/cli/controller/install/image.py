@@ -22,7 +22,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "image",
         help="write a built image as an OCI directory",
         description="Write the image of a pool that the bootstrap host built as an OCI directory, "
-        "and beside it a pointer config: DIR.ign. Tools that make disks need both, so that a "
+        "and beside it a pointer config: OCI_DIR.ign. Tools that make disks need both, so that a "
         "machine boots into the image at once and fetches its config. Needs no running registry.",
         epilog=terminal.format_examples(
             (

@@ -120,11 +120,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "plan",
         help="show what the installation does, and why it would fail",
-        description="Show for each pool of the install directory: the rendered config, whether an "
-        "image is built, where and in how many seconds, the first boot of a machine, and every "
-        "reason why the installation would fail. Needs no cluster, and changes nothing. It asks "
-        "registries for images and logins, unless --offline is given. The exit code is 1 when the "
-        "installation would fail.",
+        description="Show for each pool of the install directory: the name of the rendered "
+        "config, whether an image is built, where and in how many seconds, the first boot of a "
+        "machine, and every reason why the installation would fail. Needs no cluster, and changes "
+        "nothing. It asks registries for images and logins, unless --offline is given. The exit "
+        "code is 1 when the installation would fail.",
         epilog=terminal.format_examples(
             ("show the plan", "treenail-controller install plan --dir cluster"),
             (

@@ -42,9 +42,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "target", choices=(_BOOTSTRAP, _INSTALL), metavar="TARGET",
-        help=f"{_BOOTSTRAP}: wait until the cluster has everything that the bootstrap host "
-        f"provides; {_INSTALL}: then wait until each pool in image mode has its image and all its "
-        "nodes run it",
+        help=f"what to wait for; {_BOOTSTRAP}: the cluster has everything that the bootstrap host "
+        f"provides; {_INSTALL}: also, each pool in image mode has its image and all its nodes run "
+        "it",
     )  # fmt: skip
     add_directory_argument(parser)
     parser.add_argument(
