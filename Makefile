@@ -25,7 +25,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-long test-cluster test-mco fuzz check format bench vm-test vm-smoke diagrams picture reports rpm images clean
+.PHONY: help demo test test-fast test-long test-cluster test-mco fuzz check format bench vm-test vm-smoke diagrams picture reports manuals rpm images clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -82,6 +82,9 @@ diagrams: $(READY)  ## draw docs/*.svg again; needs dot, of the package graphviz
 
 picture: $(READY)  ## draw docs/picture.svg again, from a rollout in the lab: a minute
 	$(RUN) tools.picture
+
+manuals: $(READY)  ## write the man pages; read one with: man -l build/man/treenail.8
+	$(RUN) tools.manuals build/man
 
 rpm:  ## build the RPMs into build/rpm; on Fedora, with rpm-build and the spec's BuildRequires
 	tools/rpm build/rpm

@@ -91,9 +91,6 @@ def test_rollback_rules_in_documents_equal_those_of_the_code() -> None:
     assert [(check.strip(), text.strip()) for check, text in rows] == [
         (rule.check, rule.condition) for rule in ROLLBACK_RULES
     ]
-    manual = (ROOT / "rpm/man/treenail.8").read_text().replace("\\-", "-")
-    listed = manual.split("and no others, cause a rollback:\n")[1].split("\n.PP\n")[0]
-    assert listed == "\n".join(f".TP\n.B {each.check}\n{each.condition}" for each in ROLLBACK_RULES)
 
 
 def test_phases_in_document_equal_transition_table() -> None:

@@ -4,7 +4,6 @@ import importlib.metadata
 import re
 import subprocess
 import tomllib
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -15,14 +14,6 @@ from treenail.api import annotations as key
 from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
 from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED
 from treenail.controllers.pools.rollout_policy import POLICY_FIELDS
-from treenail.daemon.agent_settings import (
-    DriftSettings,
-    FirstBootSettings,
-    HealthSettings,
-    LimitSettings,
-    PartialSettings,
-    PreflightSettings,
-)
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -63,40 +54,14 @@ def test_every_script_can_be_loaded(script: str) -> None:
     assert callable(entry.load())
 
 
-TABLES = {
-    "limits": LimitSettings,
-    "health": HealthSettings,
-    "preflight": PreflightSettings,
-    "firstboot": FirstBootSettings,
-    "drift": DriftSettings,
-}
-
-
-@pytest.mark.parametrize("settings", [PartialSettings, *TABLES.values()])
-def test_manual_lists_every_setting(settings: type[PartialSettings]) -> None:
-    manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    named = {field.name for field in fields(settings)} - TABLES.keys()
-    assert {name for name in named if f"\n.B {name}\n" not in manual} == set()
-
-
-def test_manual_states_every_default() -> None:
-    manual = (ROOT / "rpm/man/treenail-agent.toml.5").read_text()
-    health = (each for each in fields(HealthSettings) if each.name != "mode")
-    numbers = (*fields(LimitSettings), *health, fields(PreflightSettings)[0])
-    for field in numbers:
-        assert (
-            f"(default: {field.default:g})" in manual.split(f".B {field.name}\n")[1].split(".TP")[0]
-        )
-
-
 def test_manual_lists_every_rollout_policy_field() -> None:
-    manual = (ROOT / "rpm/man/treenail-controller.8").read_text()
-    section = manual.split(".SH ROLLOUT POLICY")[1].split(".SH")[0]
-    assert {field for field in POLICY_FIELDS if f"\n.I {field}\n" not in section} == set()
+    manual = (ROOT / "rpm/man/treenail-controller.8.md").read_text()
+    section = manual.split("## ROLLOUT POLICY\n")[1].split("\n## ")[0]
+    assert {field for field in POLICY_FIELDS if f"\n- `{field}`: " not in section} == set()
 
 
 def test_manual_lists_every_controller_annotation() -> None:
-    manual = (ROOT / "rpm/man/treenail-controller.8").read_text().replace("\\-", "-")
+    manual = (ROOT / "rpm/man/treenail-controller.8.md").read_text()
     keys = {
         *(STARTED_AT, WAS_DEGRADED, LOCKED_BY),
         *(key.IMAGE_FILES, key.HEALTH_MODE, key.RETRY, key.POOL_RETRY),

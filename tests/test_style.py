@@ -212,7 +212,7 @@ def test_texts_for_users_are_plain_english() -> None:
         for pattern in (
             "*.md",
             "docs/*.md",
-            "rpm/man/*",
+            "rpm/man/*.md",
             "rpm/*.spec",
             "systemd/*",
             "vm-tests/*.md",

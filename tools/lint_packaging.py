@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.manuals import format_page, list_pages
+
 ROOT = Path(__file__).resolve().parent.parent
 SELINUX_MAKEFILE = Path("/usr/share/selinux/devel/Makefile")
 MAX_EXPOSURE = 25
@@ -36,8 +38,10 @@ class LintCommand:
 
 
 def list_commands(folder: Path) -> Iterator[LintCommand]:
-    """Yield all linters; ``folder`` is empty, and gets copies of units and of the policy."""
-    manuals = sorted((ROOT / "rpm/man").iterdir())
+    """Yield all linters; ``folder`` is empty, and gets manuals, and copies of units and policy."""
+    manuals = [folder / page for page in list_pages()]
+    for manual in manuals:
+        manual.write_text(format_page(manual.name))
     # Below this level mandoc counts the characters of source lines.
     yield LintCommand("mandoc", "mandoc", ("-T", "lint", "-W", "warning", *manuals))
     monitoring = ROOT / "agent/treenail/manifests/monitoring_files"

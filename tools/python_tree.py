@@ -9,7 +9,7 @@ Nothing in the tree uses the Python packages of the machine that it is copied to
 The packages have the versions and hashes of `tools/locks`. PyGObject is compiled, and so is every
 package without a wheel for this machine. Where pkg-config finds girepository-2.0, a node gets the
 lock with the PyGObject that uses it. With `--packages distribution` the tree contains none: the
-distribution provides them.
+distribution provides them, and markdown-it-py, with which the manuals are written.
 
 DIRECTORY is the root directory of the machine that the tree is for. What the tree needs and the
 machine lacks is copied into the tree: interpreter, standard library, shared libraries, typelibs.
@@ -42,16 +42,12 @@ NODE_FILES = {
     "systemd/treenail-firstboot.service": "usr/lib/systemd/system/treenail-firstboot.service",
     "systemd/treenail.tmpfiles": "usr/lib/tmpfiles.d/treenail.conf",
     "systemd/treenail.catalog": "usr/lib/systemd/catalog/treenail.catalog",
-    "rpm/man/treenail.8": "usr/share/man/man8/treenail.8",
-    "rpm/man/treenail-agent.toml.5": "usr/share/man/man5/treenail-agent.toml.5",
     "rpm/agent.toml": "etc/treenail/agent.toml",
     "rpm/health.d/data-volume.example": "etc/treenail/health.d/data-volume.example",
     "LICENSE": "usr/share/licenses/treenail/LICENSE",
 }
 CONTROLLER_FILES = {
     "systemd/treenail-bootstrap.service": "usr/lib/systemd/system/treenail-bootstrap.service",
-    "rpm/man/treenail-controller.8": "usr/share/man/man8/treenail-controller.8",
-    "rpm/man/treenail-install.7": "usr/share/man/man7/treenail-install.7",
     "LICENSE": "usr/share/licenses/treenail-controller/LICENSE",
 }
 
@@ -65,6 +61,7 @@ class Program:
     lock_for_girepository: str
     left_out: tuple[str, ...]
     files: dict[str, str]
+    manuals: tuple[str, ...]
 
 
 PROGRAMS = {
@@ -84,6 +81,7 @@ PROGRAMS = {
             "kube/transport/official.py",
         ),
         NODE_FILES,
+        ("treenail.8", "treenail-agent.toml.5"),
     ),
     "controller": Program(
         ("treenail-controller", "kubectl-treenail"),
@@ -91,6 +89,7 @@ PROGRAMS = {
         "controller.txt",
         ("daemon", "host", "cli/node", "__main__.py"),
         CONTROLLER_FILES,
+        ("treenail-controller.8", "treenail-install.7"),
     ),
 }
 
@@ -143,13 +142,14 @@ def main() -> None:
     packages = below(root, PACKAGES)
     packages.mkdir(parents=True, exist_ok=True)
     is_pinned = arguments.packages == "pinned"
-    interpreter = find_interpreter()
+    interpreter, build_python = find_interpreter(), Path(sys.executable)
     try:
         with tempfile.TemporaryDirectory(prefix="treenail-tree") as work:
             if is_pinned:
                 build_python = create_build_environment(Path(work))
                 install_packages(build_python, LOCKS / choose_lock(program), packages)
             copy_treenail(program, root)
+            write_manuals(program, root, build_python)
             if arguments.base:
                 base = BaseFiles(arguments.base)
                 interpreter = copy_what_base_lacks(root, interpreter, base, Path(work))
@@ -225,6 +225,14 @@ def copy_treenail(program: Program, root: Path) -> None:
     for source, target in program.files.items():
         (root / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(SOURCE / source, root / target)
+
+
+def write_manuals(program: Program, root: Path, python: Path) -> None:
+    """Write the manuals of a program with an interpreter that has the build tools."""
+    path = os.pathsep.join(map(str, (SOURCE, SOURCE / "agent", below(root, PACKAGES))))
+    for page in program.manuals:
+        folder = root / f"usr/share/man/man{page[-1]}"
+        run(python, "-B", "-m", "tools.manuals", folder, page, PYTHONPATH=path)
 
 
 # What the base lacks

@@ -1,103 +1,127 @@
-"""Help and man pages have the same commands, options and defaults."""
+"""The man pages, and the help that they are written from."""
 
 import argparse
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.docs.command_lines import find_commands, find_problems
+from tools import manuals
 from tools.completions import create_parsers
+from tools.roff import format_roff
 from treenail.cli.argument_parser import list_actions, list_parsers
 
-MANUALS = Path(__file__).parents[2] / "rpm/man"
 PARSERS = create_parsers()
-PAGES = {
-    "treenail": "treenail.8",
-    "treenail-controller": "treenail-controller.8",
-    "treenail-lab": "treenail-lab.1",
-}
-OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])\b")
-# In every synopsis for itself: it is short for -o json.
-NOT_IN_SYNOPSIS = {"--help", "--json", "--verbose"}
+PAGES = manuals.list_pages()
 
 
-def read_page(program: str) -> str:
-    text = (MANUALS / PAGES[program]).read_text()
-    for escape in (r"\fI", r"\fB", r"\fR"):
-        text = text.replace(escape, "")
-    return text.replace(r"\-", "-")
+def compose(page: str) -> str:
+    return manuals.compose_page(page, manuals.read_source(page))
 
 
-def read_section(program: str, name: str) -> str:
-    return read_page(program).split(f".SH {name}\n")[1].split("\n.SH ")[0]
+def read_section(page: str, name: str) -> str:
+    return compose(page).split(f"## {name}\n")[1].split("\n## ")[0]
 
 
-def list_options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for each in list_parsers(parser):
-        for action in list_actions(each):
-            if action.option_strings and action.help != argparse.SUPPRESS:
-                yield action
+@pytest.mark.parametrize("page", PAGES)
+def test_page_has_title_with_date_and_version(page: str) -> None:
+    name, section = page.rsplit(".", 1)
+    title, heading, text = manuals.format_page(page).replace("\\-", "-").splitlines()[:3]
+    assert re.fullmatch(
+        rf'\.TH {name.upper()} {section} "\d{{4}}-\d\d-\d\d" "treenail [\d.]+" "treenail"', title
+    )
+    assert heading == ".SH NAME"
+    assert text.startswith(f"{name} - ")
 
 
-def list_commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """The parsers of commands that have no commands of their own."""
-    for each in list_parsers(parser):
-        if not any(isinstance(action, argparse._SubParsersAction) for action in list_actions(each)):
-            yield each
+@pytest.mark.parametrize("page", manuals.PROGRAMS)
+def test_page_begins_with_synopsis_and_examples(page: str) -> None:
+    sections = re.findall(r"^## (.+)$", compose(page), re.MULTILINE)
+    assert sections[:3] == ["SYNOPSIS", "EXAMPLES", "DESCRIPTION"]
 
 
-@pytest.mark.parametrize("program", PAGES)
-def test_options_of_help_and_man_page_are_equal(program: str) -> None:
-    options = {each for action in list_options(PARSERS[program]) for each in action.option_strings}
-    names = read_section(program, "OPTIONS").split(".TP\n")[1:]
-    documented = {each for entry in names for each in OPTION.findall(entry.split("\n")[0])}
-    assert documented - options == set()
-    assert options - documented <= {"-h", "--help", "--version"}
-
-
-@pytest.mark.parametrize("program", PAGES)
-def test_default_in_help_is_in_the_man_page(program: str) -> None:
-    entries = read_section(program, "OPTIONS").split(".TP\n")[1:]
-    missing = set()
-    for action in list_options(PARSERS[program]):
-        found = re.search(r"\(default: (%\(default\)s|[\w.:-]+)\)", action.help or "")
-        if found is None or action.dest == "output":
-            # Each command has its own default format.
-            continue
-        default = str(action.default) if found[1].startswith("%") else found[1]
-        text = " ".join(
-            entry
-            for entry in entries
-            if action.option_strings[-1] in OPTION.findall(entry.split("\n")[0])
-        )
-        if not re.search(rf"default:?\s+(\.\w+ )?\(?{re.escape(default)}\b", text):
-            missing.add((action.option_strings[-1], default))
-    assert missing == set()
-
-
-@pytest.mark.parametrize(
-    "parser",
-    [each for program in PAGES for each in list_commands(PARSERS[program])],
-    ids=lambda parser: parser.prog,
-)
-def test_synopsis_names_every_option_of_a_command(parser: argparse.ArgumentParser) -> None:
-    program = parser.prog.split()[0]
-    synopsis = read_section(program, "SYNOPSIS").replace(",", " ")
-    lines = [" ".join(each.split()) for each in synopsis.split(".br\n")]
-    line = next(each for each in lines if each.startswith(f".B {parser.prog}"))
-    missing = {
-        action.option_strings[-1]
-        for action in list_options(parser)
-        if not set(action.option_strings) & set(OPTION.findall(line))
+@pytest.mark.parametrize("page", manuals.PROGRAMS)
+def test_page_has_every_command_and_option(page: str) -> None:
+    program = page.rsplit(".", 1)[0]
+    commands = manuals.list_commands(PARSERS[program])
+    text = read_section(page, "COMMANDS")
+    assert re.findall(r"^### (.+)$", text, re.MULTILINE) == [
+        f"{program} {name}" for name in commands
+    ]
+    terms = "".join(re.findall(r"^- (.+?): ", text + read_section(page, "OPTIONS"), re.MULTILINE))
+    options = {
+        option
+        for command in commands.values()
+        for action in list_actions(command)
+        if action.help != argparse.SUPPRESS and "--help" not in action.option_strings
+        for option in action.option_strings
     }
-    assert missing - NOT_IN_SYNOPSIS == set()
+    assert {option for option in options if f"`{option}`" not in terms} == set()
+
+
+@pytest.mark.parametrize("page", ["treenail.8", "treenail-controller.8"])
+def test_option_of_several_commands_is_listed_once_with_its_commands(page: str) -> None:
+    (item,) = re.findall(r"^- `-v`.+$", compose(page), re.MULTILINE)
+    assert re.search(r"Log at level DEBUG\. Of (`[\w ]+`, )*`[\w ]+` and `\w+`\.$", item)
+
+
+def test_note_on_unknown_option_is_an_error() -> None:
+    wrong = manuals.read_source("treenail.8").replace("- `--repair`: ", "- `--repaint`: ")
+    with pytest.raises(ValueError, match="no option of these commands: - `--repaint`"):
+        manuals.compose_page("treenail.8", wrong)
+
+
+def test_prose_of_unknown_command_is_an_error() -> None:
+    wrong = manuals.read_source("treenail.8").replace("### drift\n", "### drifts\n")
+    with pytest.raises(ValueError, match="treenail has no commands drifts"):
+        manuals.compose_page("treenail.8", wrong)
+
+
+def test_setting_without_prose_is_an_error() -> None:
+    page = "treenail-agent.toml.5"
+    wrong = manuals.read_source(page).replace("- `stall_s`: ", "- stalls: ")
+    with pytest.raises(ValueError, match="LIMITS has no stall_s"):
+        manuals.compose_page(page, wrong)
+
+
+def test_setting_has_default_after_its_first_sentence() -> None:
+    text = read_section("treenail-agent.toml.5", "LIMITS")
+    assert (
+        "\n- `drain_s`: Time after which the Node's `reason` reports that a drain is overdue"
+        in text
+    )
+    assert " (default: 3600). The agent keeps waiting.\n" in text.replace("\n  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("markdown", "roff"),
+    [
+        (
+            "# name - text\n\n## A\n\none\ntwo\n\nthree",
+            ".SH NAME\nname \\- text\n.SH A\none two\n.PP\nthree\n",
+        ),
+        ("- `key`, *N*: text", ".TP\n\\fBkey\\fR, \\fIN\\fR\ntext\n"),
+        ("- `key` of a file: text", ".IP \\(bu 2\n\\fBkey\\fR of a file: text\n"),
+        ("1. one\n2. two", ".IP 1. 4\none\n.IP 2. 4\ntwo\n"),
+        ("- `a`: b\n\n  c", ".TP\n\\fBa\\fR\nb\n.IP\nc\n"),
+        ("`/etc/a` see tool(8)", "\\fI/etc/a\\fR see \\fBtool\\fR(8)\n"),
+        ("```\n.x 'y' \\ -z\n```", ".in +4n\n.EX\n\\&.x \\(aqy\\(aq \\e \\-z\n.EE\n.in\n"),
+        ("a\\\nb", "a\n.br\nb\n"),
+        (".bak", "\\&.bak\n"),
+    ],
+)
+def test_markdown_is_formatted_as_roff(markdown: str, roff: str) -> None:
+    assert format_roff(markdown) == roff
+
+
+def test_markdown_without_roff_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a man page has no blockquote"):
+        format_roff("> quoted")
 
 
 @pytest.mark.parametrize(
     "parser",
-    [each for parser in PARSERS.values() for each in list_parsers(parser)],
+    [command for parser in PARSERS.values() for command in list_parsers(parser)],
     ids=lambda parser: parser.prog,
 )
 def test_help_of_every_command_has_examples_first(parser: argparse.ArgumentParser) -> None:
@@ -106,15 +130,14 @@ def test_help_of_every_command_has_examples_first(parser: argparse.ArgumentParse
 
 
 def test_exit_codes_are_documented_once() -> None:
-    listed = read_section("treenail", "EXIT STATUS")
-    assert re.findall(r"^\.B (\d+)$", listed, re.MULTILINE) == [
-        "0", "1", "2", "3", "5", "64", "130", "141",
-    ]  # fmt: skip
-    assert ".BR treenail (8)" in read_section("treenail-controller", "EXIT STATUS")
+    codes = re.findall(r"^- `(\d+)`: ", read_section("treenail.8", "EXIT STATUS"), re.MULTILINE)
+    assert codes == ["0", "1", "2", "3", "5", "64", "130", "141"]
+    assert "See treenail(8)" in read_section("treenail-controller.8", "EXIT STATUS")
 
 
-def test_commands_of_the_installation_page_are_accepted_by_the_parser() -> None:
-    text = (MANUALS / "treenail-install.7").read_text().replace("\\-", "-")
-    examples = "".join(re.findall(r"^\.EX\n(.*?)^\.EE", text, re.MULTILINE | re.DOTALL))
+@pytest.mark.parametrize("page", ["treenail.8", "treenail-controller.8", "treenail-install.7"])
+def test_commands_of_the_page_are_accepted_by_the_parser(page: str) -> None:
+    blocks = re.findall(r"^```\n(.*?)^```", compose(page), re.MULTILINE | re.DOTALL)
+    examples = "".join(blocks)
     assert len(list(find_commands(examples))) >= 5
     assert find_problems(examples) == []

@@ -28,7 +28,7 @@ def test_document_lists_every_reason_of_a_build_with_its_retry() -> None:
 
 
 def test_manual_names_every_reason() -> None:
-    manual = (ROOT / "rpm" / "man" / "treenail-controller.8").read_text("utf-8")
-    section = manual.partition(".SH IMAGE BUILDS\n")[2].partition("\n.SH ")[0]
+    manual = (ROOT / "rpm" / "man" / "treenail-controller.8.md").read_text("utf-8")
+    section = manual.partition("## IMAGE BUILDS\n")[2].partition("\n## ")[0]
     words = set(re.findall(r"\w+", section))
     assert {*BuildReason, *InputReason} <= words

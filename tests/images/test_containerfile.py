@@ -183,7 +183,9 @@ def test_tree_has_files_of_rpm() -> None:
     }
     node = python_tree.PROGRAMS["node"]
     commands = {f"/usr/bin/{name}" for name in node.commands}
-    trees = {f"/{path}" for path in node.files.values() if "licenses" not in path} | commands
+    manuals = {f"/usr/share/man/man{page[-1]}/{page}" for page in node.manuals}
+    files = {f"/{path}" for path in node.files.values() if "licenses" not in path}
+    trees = files | manuals | commands
     completions = {path for path in packaged if "complet" in path}
     assert packaged - completions == trees
 

@@ -35,7 +35,8 @@ pytestmark = [
 ]
 
 _OWN_PACKAGES = (
-    "python3", "python3-gi", "python3-pydbus", "python3-psutil", "python3-tenacity", "python3-yaml"
+    "python3", "python3-gi", "python3-pydbus", "python3-psutil", "python3-tenacity", "python3-yaml",
+    "python3-markdown-it",
 )  # fmt: skip
 BASES = {
     "packages": Base("bookworm", _OWN_PACKAGES, "python3", ("--packages", "distribution")),
