@@ -162,7 +162,9 @@ def create_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="add the MachineConfig in FILE, YAML or JSON, to the pool",
     )
-    demo.add_argument("--fail", choices=_FAILURES, help="make this phase fail")
+    demo.add_argument(
+        "--fail", choices=_FAILURES, help="make this phase fail, and show how the rollout ends"
+    )
     demo.add_argument(
         "--build",
         nargs="?",
@@ -323,6 +325,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
                 "updated": result.updated_nodes,
                 "failed": result.failures,
                 "halted": result.halt_message,
+                "resume": result.resume_command,
                 "cordoned": sorted(result.cordoned_nodes),
                 "maxOutOfService": result.max_out_of_service,
                 "seconds": round(result.seconds, 3),
@@ -332,7 +335,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
             print(json.dumps(document, indent=1))
         else:
             rollout.print_result(result, journal if arguments.journal else [])
-    return 1 if result.failures else 0
+    return 0 if rollout.has_shown_scenario(scenario, result) else 1
 
 
 def _run_install_demo(arguments: argparse.Namespace) -> int:
@@ -459,6 +462,7 @@ def build_scenario(arguments: argparse.Namespace) -> tuple[LabPlan, DemoScenario
         document=_read_machine_config(arguments.file),
         node_timeout_s=20.0 if arguments.fail == "drain" else arguments.limit,
         max_unavailable_pods=0 if arguments.fail == "drain" else PODS_PER_NODE,
+        failing_phase=arguments.fail or "",
     )
     nodes = tuple(f"worker-{number}" for number in range(arguments.nodes))
     # The image of the demo has no file of a MachineConfig.

@@ -4,6 +4,7 @@ It emulates a Deployment's controller, the scheduler and the kubelets: it keeps 
 pods on schedulable nodes. Its PodDisruptionBudget limits what a drain may evict.
 """
 
+import json
 import logging
 import threading
 from collections import Counter
@@ -18,6 +19,12 @@ log = logging.getLogger(__name__)
 NAMESPACE = "default"
 APP = "web"
 _POLL_S = 0.2
+
+
+def format_budget_command(max_unavailable: int) -> str:
+    """Return the command with which a user permits ``max_unavailable`` evictions at a time."""
+    patch = json.dumps({"spec": {"maxUnavailable": max_unavailable}})
+    return f"kubectl -n {NAMESPACE} patch pdb {APP} --type merge -p '{patch}'"
 
 
 class Workload:

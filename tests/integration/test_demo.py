@@ -49,13 +49,26 @@ def test_demo_shows_plan_then_status_then_what_to_try() -> None:
 
 
 def test_node_that_fails_to_stage_is_never_cordoned() -> None:
-    document = run_demo("--nodes", "2", "--fail", "stage", code=1)
+    document = run_demo("--nodes", "2", "--fail", "stage", code=0)
     assert document["updated"] == []
     assert document["cordoned"] == []
     assert document["maxOutOfService"] == 0
     assert list(document["failed"]) == ["worker-0"]
     assert "received unexpected HTTP status: 500" in document["failed"]["worker-0"]
     assert "is halted: node worker-0 failed first: " in document["halted"]
+    assert document["resume"] == (
+        "kubectl patch rolloutpolicy careful --type merge -p "
+        '\'{"spec": {"resume": {"worker": "1"}}}\''
+    )
+
+
+# The text and the exit code of each failure are those of tests/lab/demo/test_demo_text.py.
+@pytest.mark.long
+def test_blocked_drain_is_shown_with_the_command_that_permits_it() -> None:
+    document = run_demo("--nodes", "1", "--fail", "drain", code=0)
+    assert document["updated"] == []
+    assert "violate the pod's disruption budget" in document["failed"]["worker-0"]
+    assert document["resume"].startswith("kubectl -n default patch pdb web ")
 
 
 def test_image_by_tag_is_refused_with_what_to_write_instead() -> None:

@@ -103,11 +103,12 @@ def _parse_pod(document: Json) -> _ObservedPod:
 
 
 def _format_blockers(text: str) -> str:
-    """Format the pods that block a drain, as the Node's annotation lists them."""
+    """Format the first pod that blocks a drain, and how many others do, as the Node says."""
     if not text:
         return ""
     fields = Fields.from_json({"blocked": load_json(text, where=key.DRAIN_BLOCKED)}, "")
-    return "; ".join(
-        f"{blocker.get_text('pod')}: {blocker.get_text('message')}"
-        for blocker in fields.iter_objects("blocked")
-    )
+    pods = [
+        f"pod {pod.get_text('pod')}: {pod.get_text('message')}"
+        for pod in fields.iter_objects("blocked")
+    ]
+    return f"{pods[0]} (and {len(pods) - 1} more)" if len(pods) > 1 else "".join(pods)

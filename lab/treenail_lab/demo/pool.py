@@ -3,6 +3,7 @@
 ``make demo ARGS=--build`` builds the image from a Containerfile.
 """
 
+import re
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -193,3 +194,14 @@ def find_halt_message(pool: MachineConfigPool) -> str:
     if degraded is None or degraded.status != "True" or degraded.reason == "NodeDegraded":
         return ""
     return f"{degraded.reason}: {degraded.message}"
+
+
+_HALTED = re.compile(r"Halted: .* is halted: (.*); set another target, or resume: (.*)")
+_LONG_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
+
+
+def split_halt_message(message: str) -> tuple[str, str]:
+    """Return why the rollout halted, and the command that resumes it; empty where none does."""
+    found = _HALTED.fullmatch(message)
+    cause, command = found.groups() if found else (message, "")
+    return _LONG_DIGEST.sub(r"\1", cause), command

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from treenail_lab.demo.pool import DemoBuild
 from treenail_lab.images import Image
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine
-from treenail_lab.workload import Workload
+from treenail_lab.workload import Workload, format_budget_command
 
 PODS_PER_NODE = 4
 _POLL_S = 0.1
@@ -58,6 +59,8 @@ class DemoScenario:
     """``maxUnavailable`` of the application's PodDisruptionBudget; 0 blocks every drain."""
     containerfile: str = ""
     """Text from which the cluster builds the image; empty if ``image`` is in a registry."""
+    failing_phase: str = ""
+    """The phase that fails on purpose: ``stage``, ``drain`` or ``reboot``; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,10 @@ class DemoResult:
     """Reason by node, or by pool when no node was assigned a target."""
     halt_message: str = ""
     """The message of the pool's condition when the rollout halted."""
+    resume_command: str = ""
+    """The command after which the rollout continues; empty if it needs none or another change."""
+    drain_blockers: dict[str, str] = field(default_factory=dict)
+    """What blocks the drain of a node at the end, by node."""
     max_out_of_service: int = 0
     cordoned_nodes: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -250,6 +257,12 @@ class RolloutDemo:
                 if node.state in ("Degraded", "Unreconcilable")
             }
             result.failures = failed or {POOL: self._halt_message}
+            _, result.resume_command = pool.split_halt_message(self._halt_message)
+        elif result.failures:
+            blockers = {name: self._outages.find_blocker(name) for name in self._nodes}
+            result.drain_blockers = {name: text for name, text in blockers.items() if text}
+            if self._scenario.failing_phase == "drain":
+                result.resume_command = format_budget_command(PODS_PER_NODE)
         return bool(result.failures) or is_updated
 
     def _find_build_failure(self) -> str | None:
@@ -304,9 +317,21 @@ def _create_build(lab: Lab, scenario: DemoScenario) -> DemoBuild | None:
     return DemoBuild(lab, lab.registry, scenario.containerfile)
 
 
+def has_shown_scenario(scenario: DemoScenario, result: DemoResult) -> bool:
+    """Return whether the demo showed what its user requested, a failure on purpose included."""
+    if not scenario.failing_phase:
+        return not result.failures
+    if scenario.failing_phase == "drain":
+        return bool(result.drain_blockers)
+    return result.halt_message.startswith("Halted: ")
+
+
 _PLAN_WORDS = ("drain", "because", "takes")
+_FIRST_NEXT = "Try next: make demo ARGS='--fail stage'   a rollout that halts, and says why"
+_FIRST_NEXT_AFTER_HALT = (
+    "Try next: make demo                       the same rollout without the failure"
+)
 _NEXT = (
-    "Try next: make demo ARGS='--fail stage'   a rollout that halts, and says why",
     "          .venv/bin/treenail-lab up       a cluster for kubectl, until Ctrl-C",
     "          docs/install.md                 the same in your own cluster",
 )
@@ -333,19 +358,34 @@ def print_containerfile(text: str, stream: TextIO) -> None:
 
 
 def print_result(result: DemoResult, journal: list[str]) -> None:
-    """Print how the rollout ended, the journal if there is one, and what to try next."""
+    """Print how the rollout ended, the journal if there is one, and what to try next.
+
+    A rollout that did not complete ends with what halted, and the command that resumes it.
+    """
     print(
         f"\n{len(result.updated_nodes)} nodes updated in {result.seconds:.0f} s, "
         f"at most {result.max_out_of_service} out of service at once"
     )
-    # The table shows the reasons of a halt.
-    for node, reason in result.failures.items() if not result.halt_message else ():
-        print(f"{node} failed: {reason}")
+    for line in _describe_halt(result):
+        print("\n".join(wrap_line(line, sys.stdout)))
+    if result.resume_command:
+        # A wrapped command could not be copied.
+        print(f"resume with: {result.resume_command}")
     if journal:
         print("\njournalctl TREENAIL_UPDATE=… of one node:")
         for line in journal:
             print(f"  {line}")
-    print("\n".join(_NEXT))
+    print("\n".join([_FIRST_NEXT_AFTER_HALT if result.resume_command else _FIRST_NEXT, *_NEXT]))
+
+
+def _describe_halt(result: DemoResult) -> list[str]:
+    """Return a line for what halted the rollout, or for each node that blocks it or failed."""
+    if result.halt_message:
+        cause, _ = pool.split_halt_message(result.halt_message)
+        return [f"pool {POOL} is halted: {cause}"]
+    if result.drain_blockers:
+        return [f"{node} is not drained: {text}" for node, text in result.drain_blockers.items()]
+    return [f"{node} failed: {reason}" for node, reason in result.failures.items()]
 
 
 def collect_journal(lab: Lab, result: DemoResult) -> list[str]:

@@ -4,7 +4,15 @@ import io
 
 import pytest
 
-from treenail_lab.demo.rollout import DemoResult, print_plan, print_result
+from treenail_lab.command import build_scenario, create_parser
+from treenail_lab.demo.pool import split_halt_message
+from treenail_lab.demo.rollout import (
+    DemoResult,
+    DemoScenario,
+    has_shown_scenario,
+    print_plan,
+    print_result,
+)
 
 PLAN = """\
 pool worker: 3 of 3 nodes to rendered-worker-290a57063a22e597eed16ca1adb0d91f with image quay.io/x
@@ -64,3 +72,69 @@ def test_refused_plan_is_shown_whole() -> None:
 def test_journal_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     print_result(DemoResult(), ["worker-0 staging    planned"])
     assert "  worker-0 staging    planned\n" in capsys.readouterr().out
+
+
+RESUME = """kubectl patch rolloutpolicy careful --type merge -p '{"spec": {}}'"""
+HALT = (
+    "Halted: The rollout of MachineConfig rendered-worker-1 is halted: node worker-0 failed first: "
+    f"cannot stage quay.io/x@sha256:{64 * 'a'}; set another target, or resume: {RESUME}"
+)
+
+
+def make_scenario(*arguments: str) -> DemoScenario:
+    return build_scenario(create_parser().parse_args(["demo", *arguments]))[1]
+
+
+def test_halt_ends_with_its_cause_and_the_command_that_resumes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause, command = split_halt_message(HALT)
+    assert cause == "node worker-0 failed first: cannot stage quay.io/x@sha256:aaaaaaaaaaaa"
+    assert command == RESUME
+    print_result(DemoResult(halt_message=HALT, resume_command=command), [])
+    printed = capsys.readouterr().out
+    assert (
+        f"\npool worker is halted: {cause}\nresume with: {RESUME}\nTry next: make demo " in printed
+    )
+
+
+def test_blocked_drain_ends_with_node_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    result = DemoResult(
+        failures={"worker-0": "not done"},
+        drain_blockers={"worker-0": "pod default/web-1: refused"},
+        resume_command="kubectl patch pdb web",
+    )
+    print_result(result, [])
+    printed = capsys.readouterr().out
+    assert "\nworker-0 is not drained: pod default/web-1: refused\nresume with: kubectl " in printed
+
+
+def test_stop_without_resume_command_shows_the_whole_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = "RolloutPolicyInvalid: spec.waves: expected a list"
+    assert split_halt_message(message) == (message, "")
+    print_result(DemoResult(halt_message=message), [])
+    assert f"pool worker is halted: {message}\nTry next: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result", "is_shown"),
+    [
+        ((), DemoResult(updated_nodes=["worker-0"]), True),
+        ((), DemoResult(failures={"worker-0": "x"}, halt_message=HALT), False),
+        (("--fail", "stage"), DemoResult(failures={"worker-0": "x"}, halt_message=HALT), True),
+        (("--fail", "stage"), DemoResult(failures={"worker-0": "not done after 300 s"}), False),
+        (("--fail", "reboot"), DemoResult(updated_nodes=["worker-0"]), False),
+        (("--fail", "drain"), DemoResult(failures={"worker-0": "x"}, halt_message=HALT), False),
+        (
+            ("--fail", "drain"),
+            DemoResult(failures={"worker-0": "x"}, drain_blockers={"worker-0": "y"}),
+            True,
+        ),
+    ],
+)
+def test_demo_succeeds_when_it_showed_what_was_requested(
+    arguments: tuple[str, ...], result: DemoResult, is_shown: bool
+) -> None:
+    assert has_shown_scenario(make_scenario(*arguments), result) is is_shown
