@@ -143,7 +143,7 @@ def create_parser() -> argparse.ArgumentParser:
         description="Show the plan of treenail-controller for a pool with a new OS image, and with "
         "its command status --watch the rollout to its nodes: one first, then the others one after "
         "the other. The rollout halts at the first failed node. Exit code 1: a node did not reach "
-        "the image.",
+        "the image, or with --fail the phase did not fail.",
         examples=(
             ("watch five nodes", "treenail-lab demo --nodes 5"),
             ("watch a rollout halt", "treenail-lab demo --fail stage"),
