@@ -111,9 +111,9 @@ def exists_in_repository(word: str) -> bool:
         return any(exists_below(bases, each) for each in (path, path.rpartition("/")[0]))
     if re.fullmatch(r"\w+\.py", word):
         return word in list_module_names()
-    if PATH.fullmatch(word) and any(
-        (base / word.split("/", maxsplit=1)[0]).is_dir() for base in BASES
-    ):
+    top = word.split("/", maxsplit=1)[0]
+    # `build` has what a command wrote, if it ran here.
+    if PATH.fullmatch(word) and top != "build" and any((base / top).is_dir() for base in BASES):
         return exists_below(BASES, PLACEHOLDER.sub("", word))
     return True
 
