@@ -2,8 +2,8 @@
 
 pytest runs the tests in parallel, except those that `make check` has run. The smoke test of the
 virtual machines runs beside them, because a machine occupies one core and often waits. With
-arguments pytest alone runs, with them. The results are in build/tests/*.xml; at the end one line
-counts them and ten lines name the slowest.
+arguments pytest alone runs, with them. The results are in build/tests/*.xml; at the end lines name
+the ten slowest and the CPU time of each folder of tests, and the last line counts them.
 
 A few tests that failed run once more, one after the other and beside nothing else. A test that
 passes then is named: it depends on the speed of the machine, or the product has a race.
@@ -15,15 +15,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools import summarize
+from tools import cpu_time, summarize
 
 RESULTS = Path("build/tests")
 MACHINES_LOG = RESULTS / "vm.log"
 TESTS_FILE = RESULTS / "tests.xml"
 ALONE_FILE = RESULTS / "alone.xml"
 MACHINES_FILE = RESULTS / "vm.xml"
+CPU_TIME = ("-p", cpu_time.__name__)
 PYTEST = (
-    *(sys.executable, "-m", "pytest", "--dist", "worksteal", "--cache-clear"),
+    *(sys.executable, "-m", "pytest", *CPU_TIME, "--dist", "worksteal", "--cache-clear"),
     *("--durations=0", "--durations-min=30", f"--junitxml={TESTS_FILE}"),
 )
 ALONE = (
@@ -38,7 +39,7 @@ CHECKED = ("--ignore=tests/test_style.py", "--ignore=tests/test_layers.py")
 MACHINES = (
     *(sys.executable, "-m", "vmlab.run", "--if-possible", "-m", "smoke"),
     # Its cache would replace that of the tests, which names the failed ones.
-    *("-p", "no:cacheprovider"),
+    *("-p", "no:cacheprovider", *CPU_TIME),
     f"--junitxml={MACHINES_FILE}",
 )
 PATIENCE = "3"
@@ -70,8 +71,10 @@ def main(arguments: Sequence[str]) -> int:
         if machines is not None:
             machines.wait(_STOP_S)
         return 130
-    files = (TESTS_FILE, ALONE_FILE, MACHINES_FILE)
-    summarize.main([str(path) for path in files if path.exists()])
+    files = [str(path) for path in (TESTS_FILE, ALONE_FILE, MACHINES_FILE) if path.exists()]
+    budget = cpu_time.read_budget()
+    print("\n".join(cpu_time.describe(files, cpu_time.measure_s(), budget)))
+    summarize.main(files)
     return code or machines_code
 
 
