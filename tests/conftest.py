@@ -98,7 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def collected_tests(pytestconfig: pytest.Config) -> dict[str, set[str]]:
     """Return all tests of this run with their markers, also those that its lane leaves out."""
-    if pytestconfig.args != pytestconfig.getini("testpaths"):
+    is_changed_only = pytestconfig.getoption("testmon", default=False)
+    if is_changed_only or pytestconfig.args != pytestconfig.getini("testpaths"):
         pytest.skip("this run does not collect all tests")
     return pytestconfig.stash[COLLECTED_TESTS]
 
