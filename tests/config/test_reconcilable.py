@@ -16,11 +16,16 @@ from treenail.config.reconcilable import (
     find_irreconcilable_changes,
     find_read_only_paths,
 )
+from treenail.config.wanted_state import ParsedConfig
 from treenail.errors import ConfigError, IgnitionError, UnreconcilableError
 
 
-def config(document: object = None, **spec: object) -> MachineConfig:
-    return MachineConfig(config=document, **spec)
+def config(document: object = None, **spec: object) -> ParsedConfig:
+    return ParsedConfig(MachineConfig(config=document, **spec))
+
+
+def read_config(document: object) -> ParsedConfig:
+    return ParsedConfig(MachineConfig.from_json(document))
 
 
 def reasons(old: object, new: object) -> list[tuple[str, str]]:
@@ -35,11 +40,11 @@ def storage(**lists: object) -> dict[str, object]:
 @needs_oracle
 def test_decisions_and_reasons_equal_recorded_ones() -> None:
     for record in records("reconcilable"):
-        old = MachineConfig.from_json(record["old"])
+        old = read_config(record["old"])
         overrides = (record["overrides"] or {}).get("storage", [])
         allowed = frozenset(map(ValidationOverride, overrides))
         for document in record["new"]:
-            new = MachineConfig.from_json(document)
+            new = read_config(document)
             if record["err"] is None:
                 check_reconcilable(old, new, allowed=allowed)
             elif "parsing new Ignition config" in record["err"]:
@@ -138,7 +143,7 @@ def test_luks_is_not_compared() -> None:
 @given(configs(), configs().flatmap(damaged))
 def test_any_two_configs_raise_only_config_errors(old: object, new: object) -> None:
     with contextlib.suppress(ConfigError):
-        check_reconcilable(config(old), MachineConfig.from_json({"spec": {"config": new}}))
+        check_reconcilable(config(old), read_config({"spec": {"config": new}}))
 
 
 @fuzz

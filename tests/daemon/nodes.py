@@ -154,7 +154,7 @@ class Process:
         configuration = NodeConfiguration(
             MachineInspector(host), StepRunner(host, self.open_services(world))
         )
-        configs = ConfigCache(files, self.cluster)
+        configs = self.config_cache = ConfigCache(files, self.cluster)
         ports = NodeInterfaces(
             os=system,
             images=FakeImages(world),
@@ -195,6 +195,7 @@ class Process:
         ).count_start()
         if world.crashes(world):
             raise Killed
+        self.stop = threading.Event()
         self.loop = ReconcileLoop(
             ports,
             observer=Observer(
@@ -207,8 +208,8 @@ class Process:
                 node="node-1",
             ),
             metrics=NodeMetrics(files, clock),
-            wakeup=Wakeup(),
-            stop=threading.Event(),
+            wakeup=self.make_wakeup(clock),
+            stop=self.stop,
             timing=LoopTiming(),
         )
 
@@ -218,6 +219,9 @@ class Process:
     def open_services(self, _world: World) -> ServiceManager | None:
         """Return the running systemd; without one the agent makes the links of units itself."""
         return None
+
+    def make_wakeup(self, _clock: FakeClock) -> Wakeup:
+        return Wakeup()
 
     def open_ledger(self, world: World, machine: Machine) -> FakeLedger | Ledger:
         if world.keeps_records_on_disk:

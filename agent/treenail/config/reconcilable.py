@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from treenail.api import decode, machineconfig
-from treenail.api.ignition import model, parser
+from treenail.api.ignition import model
 from treenail.config import node_paths, wanted_state
 from treenail.errors import UnreconcilableError
 
@@ -38,8 +38,8 @@ class IrreconcilableChange:
 
 
 def check_reconcilable(
-    old: machineconfig.MachineConfig,
-    new: machineconfig.MachineConfig,
+    old: wanted_state.ParsedConfig,
+    new: wanted_state.ParsedConfig,
     *,
     allowed: frozenset[ValidationOverride] = frozenset(),
 ) -> None:
@@ -48,30 +48,31 @@ def check_reconcilable(
     if changes:
         listed = "; ".join(f"{change.reason} ({change.place})" for change in changes)
         raise UnreconcilableError(
-            f'new machineconfig "{new.name}" is not reconcilable against "{old.name}": {listed}',
+            f'new machineconfig "{new.config.name}" is not reconcilable against '
+            f'"{old.config.name}": {listed}',
             remedy="; ".join(dict.fromkeys(change.remedy for change in changes)),
         )
 
 
 def find_irreconcilable_changes(
-    old: machineconfig.MachineConfig,
-    new: machineconfig.MachineConfig,
+    old: wanted_state.ParsedConfig,
+    new: wanted_state.ParsedConfig,
     *,
     allowed: frozenset[ValidationOverride] = frozenset(),
 ) -> tuple[IrreconcilableChange, ...]:
     """Return the changes that cannot be applied to a running node; raises `IgnitionError`."""
-    before, after = parser.parse_ignition(old.config), parser.parse_ignition(new.config)
+    before, after = old.ignition, new.ignition
     return (
         *_check_users(before, after),
         *_check_first_boot(before, after, allowed),
         *_check_nodes(before, after),
         *_check_files(after),
         *_check_forbidden_paths(after),
-        *_check_fips(old, new),
+        *_check_fips(old.config, new.config),
     )
 
 
-def find_read_only_paths(new: machineconfig.MachineConfig) -> tuple[IrreconcilableChange, ...]:
+def find_read_only_paths(new: wanted_state.ParsedConfig) -> tuple[IrreconcilableChange, ...]:
     """Return the paths that only an image can provide; raises `IgnitionError`."""
     return tuple(
         IrreconcilableChange(
@@ -80,7 +81,7 @@ def find_read_only_paths(new: machineconfig.MachineConfig) -> tuple[Irreconcilab
             "build it into the image, and request the image beside the config; or write it below "
             "/etc or /var",
         )
-        for entry in _list_entries(parser.parse_ignition(new.config))
+        for entry in _list_entries(new.ignition)
         if node_paths.is_read_only(entry.path)
     )
 

@@ -7,6 +7,7 @@ missing mode is the default, a masked unit has no contents.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from treenail import errors
 from treenail.api import machineconfig
@@ -117,14 +118,45 @@ class WantedState:
         return {node_paths.unit_path(unit.name) for unit in self.units.values() if unit.mask}
 
 
-def read_wanted_state(config: machineconfig.MachineConfig) -> WantedState:
-    """Return the state that a config requires; raises `ConfigError` when no node can have it.
+class ParsedConfig:
+    """A MachineConfig that is parsed when that is first needed, and once only.
 
-    Decodes the contents of every file once, so that invalid contents fail here and not at the
-    write.
+    A config that cannot be parsed raises the error again at each use.
     """
-    prefix = f"MachineConfig {config.name}: " if config.name else ""
-    ignition = parser.parse_ignition(config.config, location=f"{prefix}spec.config")
+
+    def __init__(self, config: machineconfig.MachineConfig) -> None:
+        self.config = config
+
+    @cached_property
+    def ignition(self) -> model.IgnitionConfig:
+        """The Ignition config; raises `IgnitionError`."""
+        return parser.parse_ignition(self.config.config)
+
+    @cached_property
+    def wanted(self) -> WantedState:
+        """The state that the config requires; raises `ConfigError` when no node can have it.
+
+        Decodes the contents of every file once, so that invalid contents fail here and not at the
+        write.
+        """
+        try:
+            return _read_wanted_state(self.config, self.ignition)
+        except errors.ConfigError as error:
+            if not self.config.name:
+                raise
+            raise type(error)(
+                f"MachineConfig {self.config.name}: {error}", remedy=error.remedy
+            ) from error
+
+
+def read_wanted_state(config: machineconfig.MachineConfig) -> WantedState:
+    """Return the state that a config requires, for a single use of it; see `ParsedConfig`."""
+    return ParsedConfig(config).wanted
+
+
+def _read_wanted_state(
+    config: machineconfig.MachineConfig, ignition: model.IgnitionConfig
+) -> WantedState:
     for link in ignition.links:
         _check_link(link)
     return WantedState(
@@ -133,7 +165,7 @@ def read_wanted_state(config: machineconfig.MachineConfig) -> WantedState:
         links=read_links(ignition),
         units={unit.name: _read_unit(unit) for unit in ignition.units},
         users=_read_users(ignition),
-        os=_read_os(config, f"{prefix}spec"),
+        os=_read_os(config),
     )
 
 
@@ -217,27 +249,27 @@ def _read_users(ignition: model.IgnitionConfig) -> dict[str, WantedUser]:
     }
 
 
-def _read_os(config: machineconfig.MachineConfig, spec: str) -> WantedOS:
+def _read_os(config: machineconfig.MachineConfig) -> WantedOS:
     kernel_type = config.kernel_type or machineconfig.DEFAULT_KERNEL
     if kernel_type not in machineconfig.KERNEL_TYPES:
         expected = ", ".join(machineconfig.KERNEL_TYPES)
         raise errors.ConfigError(
-            f"{spec}.kernelType: expected one of {expected}, found {kernel_type!r:.40}"
+            f"spec.kernelType: expected one of {expected}, found {kernel_type!r:.40}"
         )
     for index, extension in enumerate(config.extensions):
         if extension not in machineconfig.EXTENSIONS:
             expected = ", ".join(machineconfig.EXTENSIONS)
             raise errors.ConfigError(
-                f"{spec}.extensions[{index}]: expected one of {expected}, found {extension!r:.40}"
+                f"spec.extensions[{index}]: expected one of {expected}, found {extension!r:.40}"
             )
     if kernel_type != machineconfig.DEFAULT_KERNEL and "kernel-devel" in config.extensions:
         raise errors.ConfigError(
-            f"{spec}.extensions: kernel-devel needs the default kernel, not {kernel_type}"
+            f"spec.extensions: kernel-devel needs the default kernel, not {kernel_type}"
         )
     for index, entry in enumerate(config.kernel_arguments):
         if _CONTROL.search(entry):
             raise errors.ConfigError(
-                f"{spec}.kernelArguments[{index}]: expected no control character"
+                f"spec.kernelArguments[{index}]: expected no control character"
             )
     return WantedOS(
         image=config.os_image_url,

@@ -44,10 +44,10 @@ def configs(tmp_path: Path, cluster: Cluster) -> ConfigCache:
 def test_config_read_before_is_cached_for_unreachable_cluster(
     configs: ConfigCache, cluster: Cluster
 ) -> None:
-    assert configs.fetch_config("one") == ONE
+    assert configs.fetch_config("one").config == ONE
     cluster.up = False
-    assert configs.fetch_config("one") == ONE
-    assert configs.find_config("one") == ONE
+    assert configs.fetch_config("one").config == ONE
+    assert configs.find_config("one").config == ONE
 
 
 def test_cached_config_has_mode_0600(configs: ConfigCache, tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_damaged_cache_is_fetched_again(
     configs.fetch_config("one")
     (tmp_path / DIRECTORY[1:] / "one.json").write_text('{"kind": "Mach')
     assert configs.read_cached("one") is None
-    assert configs.find_config("one") == ONE
+    assert configs.find_config("one").config == ONE
     assert cluster.requests == 2
 
 
 def test_prune_cache_keeps_only_named_configs(configs: ConfigCache, tmp_path: Path) -> None:
     configs.fetch_config("one")
     configs.prune_cache(["one"])
-    assert configs.read_cached("one") == ONE
+    assert configs.read_cached("one").config == ONE
     configs.prune_cache(["two"])
     assert list((tmp_path / DIRECTORY[1:]).iterdir()) == []

@@ -10,7 +10,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.redact import FileDiff
-from treenail.config.wanted_state import read_wanted_state
+from treenail.config.wanted_state import ParsedConfig, read_wanted_state
 from treenail.update.impact.impact import DisruptionCause, compute_disruption
 from treenail.update.impact.preview import (
     ChangeMark,
@@ -26,7 +26,7 @@ RULE = "no policy for this path"
 
 
 def preview_config(old: MachineConfig, new: MachineConfig) -> Preview:
-    return preview_update(old, new, DEFAULT_POLICY)
+    return preview_update(ParsedConfig(old), ParsedConfig(new), DEFAULT_POLICY)
 
 
 def config(document: object = None, name: str = "", **spec: object) -> MachineConfig:
@@ -134,7 +134,10 @@ def test_preview_in_image_mode_omits_files_and_units() -> None:
     old = config(with_files({"path": "/etc/a"}), name="a")
     image = "quay.example/os@sha256:" + "1" * 64
     found = preview_update(
-        old, config(name="b"), DEFAULT_POLICY, images=(image, image.replace("1", "2"))
+        ParsedConfig(old),
+        ParsedConfig(config(name="b")),
+        DEFAULT_POLICY,
+        images=(image, image.replace("1", "2")),
     )
     assert [entry.kind for entry in found.entries] == ["osImageURL"]
     assert found.actions[0].reasons[0].source == "the image beside the config"

@@ -19,7 +19,7 @@ from treenail.config.image_content import (
     compare_with_image,
     make_missing_error,
 )
-from treenail.config.wanted_state import read_wanted_state
+from treenail.config.wanted_state import ParsedConfig
 from treenail.daemon import agent_settings
 from treenail.daemon.configuration import config_cache, inspect
 from treenail.daemon.configuration.image_content import read_image_content
@@ -127,7 +127,9 @@ def plan_node(
         sources.notes.append(
             f"this machine stores no copy of {current.config}: its files are not considered"
         )
-    old = old or machineconfig.MachineConfig(metadata=object_meta.ObjectMeta(name=current.config))
+    old = old or ParsedConfig(
+        machineconfig.MachineConfig(metadata=object_meta.ObjectMeta(name=current.config))
+    )
     machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
     if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
         error = make_missing_error(target.config, target.image, machine_plan.split.missing)
@@ -193,10 +195,10 @@ class _PlanSources:
         self._unreachable_reason = ""
         self.notes: list[str] = []
 
-    def find_config(self, name: str) -> machineconfig.MachineConfig | None:
+    def find_config(self, name: str) -> ParsedConfig | None:
         """Return the stored or the fetched config; None if neither is available."""
         cached = config_cache.ConfigCache(self._machine.files, self).read_cached(name)
-        return cached or self._query_cluster(lambda: self.fetch_machine_config(name))
+        return cached or self._query_cluster(lambda: ParsedConfig(self.fetch_machine_config(name)))
 
     def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
         """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
@@ -241,18 +243,16 @@ class _PlanSources:
 
 def _inspect_machine(
     machine: Machine,
-    old: machineconfig.MachineConfig,
-    new: machineconfig.MachineConfig,
+    old: ParsedConfig,
+    new: ParsedConfig,
     target: ledger_record.Target,
     notes: list[str],
 ) -> preview.MachinePlan | None:
     """Plan the steps for this machine; add a note if it cannot be inspected."""
-    wanted = read_wanted_state(new)
+    wanted = new.wanted
     try:
         running = _read_running_os(machine)
-        change = os_change.compute_os_change(
-            read_wanted_state(old).os, wanted.os, running, image=target.image
-        )
+        change = os_change.compute_os_change(old.wanted.os, wanted.os, running, image=target.image)
     except errors.HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         change = None
@@ -266,7 +266,7 @@ def _inspect_machine(
         elif target.image:
             content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
             split = compare_with_image(wanted, content)
-        steps = plan_machine_steps(inspector, split.wanted, new.name, split.provided).steps
+        steps = plan_machine_steps(inspector, split.wanted, new.config.name, split.provided).steps
     except errors.HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from treenail.api import disruptionpolicy, documents
 from treenail.cli import files, output, output_format, terminal
+from treenail.config.wanted_state import ParsedConfig
 from treenail.errors import UsageError
 from treenail.update.impact import preview
 
@@ -126,7 +127,7 @@ def _plan_files(arguments: argparse.Namespace) -> tuple[preview.Preview, tuple[s
         )
     if arguments.files == [files.STDIN, files.STDIN]:
         raise UsageError("cannot plan: only one of OLD and NEW can be the standard input")
-    old, new = map(files.read_machine_config, arguments.files)
+    old, new = (ParsedConfig(files.read_machine_config(name)) for name in arguments.files)
     policy = _read_policy(arguments.policy) if arguments.policy else disruptionpolicy.DEFAULT_POLICY
     return preview.preview_update(old, new, policy), ()
 

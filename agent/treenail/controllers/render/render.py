@@ -26,6 +26,7 @@ from treenail.api.ignition.parser import parse_ignition
 from treenail.config import merge, reconcilable, validation
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.rendered_name import rendered_name
+from treenail.config.wanted_state import ParsedConfig
 from treenail.controllers.pools import rollout_policy
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
@@ -306,7 +307,9 @@ def _check_reconcilable(
     provenance: Provenance,
     allowed: frozenset[reconcilable.ValidationOverride],
 ) -> None:
-    obstacles = reconcilable.find_irreconcilable_changes(current, new, allowed=allowed)
+    obstacles = reconcilable.find_irreconcilable_changes(
+        ParsedConfig(current), ParsedConfig(new), allowed=allowed
+    )
     if not obstacles:
         return
     reasons = []

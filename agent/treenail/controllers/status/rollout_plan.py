@@ -289,7 +289,9 @@ def _plan_pool(
             *(
                 f"{finding.reason} ({finding.place}); {finding.remedy}"
                 for finding in (
-                    reconcilable.find_read_only_paths(config) if config and is_written else ()
+                    reconcilable.find_read_only_paths(wanted_state.ParsedConfig(config))
+                    if config and is_written
+                    else ()
                 )
             ),
         ),

@@ -1,11 +1,12 @@
-"""The configs of this node: read by name, cached on disk, and what they want of the machine.
+"""The configs of this node: read by name, cached on disk, parsed once for an update.
 
 The cache serves while the API server is unreachable.
 """
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from treenail import codec, errors
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 DIRECTORY = "/var/lib/treenail/configs"
 _SUFFIX = ".json"
 _LIMIT = 64 * 1024 * 1024
+_PARSED_LIMIT = 2
+"""An update has two configs, its origin and its target."""
 
 
 class MachineConfigSource(Protocol):
@@ -32,14 +35,17 @@ class MachineConfigSource(Protocol):
 class ConfigCache:
     """The current and the desired config of this node. They contain secrets: mode 0600.
 
-    Names are names of API objects and therefore contain no slash.
+    Names are names of API objects and therefore contain no slash. The last two configs also stay
+    in memory, parsed, until `drop_parsed`.
     """
 
     def __init__(self, files: atomic_files.HostFiles, cluster: MachineConfigSource) -> None:
         self._files = files
         self._cluster = cluster
+        self._parsed: dict[str, tuple[bytes, wanted_state.ParsedConfig]] = {}
+        """By name, with the digest of the content; the last used is last."""
 
-    def fetch_config(self, name: str) -> MachineConfig:
+    def fetch_config(self, name: str) -> wanted_state.ParsedConfig:
         """Fetch the config and cache it; return the cached one when the API server fails.
 
         Raises `ClusterError`, `ConfigError` and `FileError`.
@@ -58,9 +64,9 @@ class ConfigCache:
         if not self._files.has_file(file):
             self._files.make_directory(DIRECTORY, mode=0o700)
             self._files.write_files([file])
-        return config
+        return self._find_parsed(name, content, config)
 
-    def fetch_first_config(self, name: str) -> MachineConfig:
+    def fetch_first_config(self, name: str) -> wanted_state.ParsedConfig:
         """Fetch the config of a machine that is new to its cluster.
 
         Raises as `fetch_config`, and `ConfigPendingError`: the first machines of a cluster may join
@@ -78,18 +84,18 @@ class ConfigCache:
                 "machine-configs/ of the install directory with: kubectl apply -f FILE",
             ) from error
 
-    def read_cached(self, name: str) -> MachineConfig | None:
+    def read_cached(self, name: str) -> wanted_state.ParsedConfig | None:
         """Read the config from the cache; None when it is missing or damaged."""
         content = self._files.read_file(_cache_path(name), limit=_LIMIT)
         if content is None:
             return None
         try:
-            return MachineConfig.from_json(codec.parse_json(content))
+            return self._find_parsed(name, content)
         except (ValueError, errors.ConfigError) as error:
             log.warning("cannot read the cached config %s: %s", name, error)
             return None
 
-    def find_config(self, name: str) -> MachineConfig | None:
+    def find_config(self, name: str) -> wanted_state.ParsedConfig | None:
         """Return the config from the cache or the API server; None when it no longer exists.
 
         Also removes temporary files of an interrupted write. They may contain secrets, and the
@@ -114,8 +120,9 @@ class ConfigCache:
         except (ValueError, errors.ConfigError):
             return ""
 
-    def prune_cache(self, names: Iterable[str]) -> None:
+    def prune_cache(self, names: Collection[str]) -> None:
         """Remove all other configs from the cache. A failure is logged and retried next time."""
+        self._parsed = {name: self._parsed[name] for name in names if name in self._parsed}
         wanted = {f"{name}{_SUFFIX}" for name in names}
         try:
             for name in self._files.list_directory(DIRECTORY):
@@ -123,6 +130,28 @@ class ConfigCache:
                     self._files.remove_file(f"{DIRECTORY}/{name}")
         except errors.FileError as error:
             log.info("cannot remove an old config from the cache: %s", error)
+
+    def drop_parsed(self) -> None:
+        """Free the memory of the parsed configs; call it when no update is in progress."""
+        self._parsed = {}
+
+    def _find_parsed(
+        self, name: str, content: bytes, config: MachineConfig | None = None
+    ) -> wanted_state.ParsedConfig:
+        """Return the parsed config of this content, parsed before or now.
+
+        ``config`` is the decoded content; None to decode it if needed. The content of a name may
+        change, because clients can delete and create MachineConfigs.
+        """
+        digest = hashlib.sha256(content).digest()
+        known = self._parsed.pop(name, None)
+        if known is None or known[0] != digest:
+            decoded = config or MachineConfig.from_json(codec.parse_json(content))
+            known = digest, wanted_state.ParsedConfig(decoded)
+        self._parsed[name] = known
+        for oldest in list(self._parsed)[:-_PARSED_LIMIT]:
+            del self._parsed[oldest]
+        return known[1]
 
 
 def _cache_path(name: str) -> str:
@@ -148,16 +177,15 @@ class NodeConfigs:
         `ConfigError`.
         """
         try:
-            config = self._configs.find_config(current.config)
+            parsed = self._configs.find_config(current.config)
         except errors.ClusterError as error:
             log.info("cannot read %s, no drift check until then: %s", current, error)
             return None
-        if config is None:
+        if parsed is None:
             return None
-        wanted = wanted_state.read_wanted_state(config)
         if not current.image:
-            return image_content.ImageSplit(wanted)
-        return image_content.compare_with_image(wanted, self._read_image(wanted))
+            return image_content.ImageSplit(parsed.wanted)
+        return image_content.compare_with_image(parsed.wanted, self._read_image(parsed.wanted))
 
     def load_expected(self, current: Target) -> ExpectedState | None:
         """Load the wanted state as digests, without the contents of files."""

@@ -1,5 +1,6 @@
 """Inspect the machine for a plan, and read the record of what the config owns."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -55,6 +56,8 @@ class MachineInspector:
         self._backups = machine.backups
         self._units = unit_files.UnitFileReader(self._files)
         self._unit_states: UnitStateSource = unit_states or self._units
+        self._mcd_ownership = (b"", inventory.Ownership())
+        """The digest of the MCD's config as last read, and what it owns."""
 
     def read_ownership(self) -> inventory.Ownership:
         """Read what the machine's config owns; without a record, what the MCD's config owns.
@@ -119,9 +122,13 @@ class MachineInspector:
         content = self._files.read_file(CURRENT_CONFIG, limit=OWNERSHIP_LIMIT)
         if content is None:
             return inventory.Ownership()
-        document = decode.load_json(content, where=str(self._root.resolve_path(CURRENT_CONFIG)))
-        config = machineconfig.MachineConfig.from_json(document)
-        return records.compute_ownership(config.name, wanted_state.read_wanted_state(config))
+        digest = hashlib.sha256(content).digest()
+        if digest != self._mcd_ownership[0]:
+            where = str(self._root.resolve_path(CURRENT_CONFIG))
+            config = machineconfig.MachineConfig.from_json(decode.load_json(content, where=where))
+            wanted = wanted_state.read_wanted_state(config)
+            self._mcd_ownership = digest, records.compute_ownership(config.name, wanted)
+        return self._mcd_ownership[1]
 
     def _find_pristine(
         self,

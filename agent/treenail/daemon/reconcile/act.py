@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail import errors
-from treenail.config import image_content, wanted_state
+from treenail.config import image_content
 from treenail.daemon.interfaces import TransactionWatch
 from treenail.daemon.reconcile import context, os_transaction, planning, prestage, state
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
@@ -146,9 +146,7 @@ class ActionRunner:
             # Ignition wrote these files at installation. Own them, so that a later config that
             # drops them removes them.
             config = self._interfaces.config_cache.fetch_config(target.config)
-            self._interfaces.configuration.record_ownership(
-                wanted_state.read_wanted_state(config), target.config
-            )
+            self._interfaces.configuration.record_ownership(config.wanted, target.config)
         self._ledger.save_record(self._ledger.record_at_target(target, facts))
         log.info("adopted %s: the machine already matches it", target)
 

@@ -169,6 +169,7 @@ class ReconcileLoop:
             else:
                 delay_s -= pause_s
                 if not is_at_rest and self._runner.record.update is None:
+                    self._interfaces.config_cache.drop_parsed()
                     self._on_rest()
                 is_at_rest = True
             log.debug(

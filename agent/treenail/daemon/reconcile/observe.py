@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api.node import Node
-from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
@@ -188,7 +187,7 @@ class Observer:
             return facts
         target = facts.node.desired.target
         config = self._interfaces.config_cache.fetch_first_config(target.config)
-        wanted = read_wanted_state(config).os
+        wanted = config.wanted.os
         change = os_change.compute_os_change(
             wanted, wanted, facts.deployments.running, image=target.image
         )

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from treenail import errors
 from treenail.api import disruptionpolicy, machineconfig
@@ -48,8 +49,11 @@ class UpdatePlanner:
     def __init__(self, interfaces: NodeInterfaces) -> None:
         self._interfaces = interfaces
         self._policy: disruptionpolicy.DisruptionPolicy | None = None
-        self._staged = ("", "", image_content.ImageSplit(wanted_state.WantedState()))
-        """The last staged deployment that was read, the config, and the comparison of both."""
+        self._splits = WeakKeyDictionary[
+            wanted_state.ParsedConfig, tuple[str, image_content.ImageSplit]
+        ]()
+        """The last staged deployment that was read, and its comparison with the config; they go
+        when the config cache drops the config."""
 
     def plan_update(
         self,
@@ -67,14 +71,14 @@ class UpdatePlanner:
         new = self._interfaces.config_cache.fetch_config(target.config)
         old = self._interfaces.config_cache.find_config(origin.config)
         self._check_reconcilable(old or new, new)
-        if new.fips != self._interfaces.kernel.is_fips_enabled():
+        if (fips := new.config.fips) != self._interfaces.kernel.is_fips_enabled():
             raise errors.UnreconcilableError(
-                f"cannot apply {target.config}: it sets FIPS mode {'on' if new.fips else 'off'}, "
-                f"and this node runs with FIPS mode {'off' if new.fips else 'on'}",
+                f"cannot apply {target.config}: it sets FIPS mode {'on' if fips else 'off'}, "
+                f"and this node runs with FIPS mode {'off' if fips else 'on'}",
                 remedy="FIPS mode is chosen at installation: reinstall the node, or revert the "
                 "MachineConfig",
             )
-        wanted = wanted_state.read_wanted_state(new)
+        wanted = new.wanted
         if not target.image:
             os_change.check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
         before = self._load_origin(old, origin, is_written=writes_image_files)
@@ -106,7 +110,7 @@ class UpdatePlanner:
         """Compare the staged image with the config, and return the impact with what it lacks."""
         new = self._load_config(target)
         old = self._interfaces.config_cache.find_config(origin.config)
-        split = self._read_staged(target, wanted_state.read_wanted_state(new), staged_id)
+        split = self._read_staged(new, staged_id)
         _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
         checked = replace(impact, checked_id=staged_id)
         before = self._load_origin(old, origin, is_written=impact.writes_image_files)
@@ -120,11 +124,11 @@ class UpdatePlanner:
         ``staged_id`` is the deployment that the next boot starts; empty for the booted one.
         """
         new = self._load_config(target)
-        wanted = wanted_state.read_wanted_state(new)
+        wanted = new.wanted
         if not target.image:
             split = image_content.ImageSplit(wanted)
         elif staged_id:
-            split = self._read_staged(target, wanted, staged_id)
+            split = self._read_staged(new, staged_id)
         else:
             split = image_content.compare_with_image(
                 wanted, self._interfaces.images.read_booted(wanted)
@@ -147,22 +151,20 @@ class UpdatePlanner:
         service_steps = plan_service_steps(steps, [cost.action for cost in disruption.costs])
         return PendingSteps(split, current_impact, (*steps, *service_steps))
 
-    def _load_config(self, target: Target) -> machineconfig.MachineConfig:
+    def _load_config(self, target: Target) -> wanted_state.ParsedConfig:
         configs = self._interfaces.config_cache
         return configs.read_cached(target.config) or configs.fetch_config(target.config)
 
     def _read_staged(
-        self, target: Target, wanted: wanted_state.WantedState, staged_id: str
+        self, config: wanted_state.ParsedConfig, staged_id: str
     ) -> image_content.ImageSplit:
         """Compare the config with the staged image, once for each deployment and config."""
-        if self._staged[:2] != (staged_id, target.config):
-            content = self._interfaces.images.read_staged(staged_id, wanted)
-            self._staged = (
-                staged_id,
-                target.config,
-                image_content.compare_with_image(wanted, content),
-            )
-        return self._staged[2]
+        known = self._splits.get(config)
+        if known is None or known[0] != staged_id:
+            content = self._interfaces.images.read_staged(staged_id, config.wanted)
+            known = staged_id, image_content.compare_with_image(config.wanted, content)
+            self._splits[config] = known
+        return known[1]
 
     def _plan_steps(
         self, split: image_content.ImageSplit, target: Target
@@ -174,8 +176,8 @@ class UpdatePlanner:
         self,
         split: image_content.ImageSplit,
         impact: UpdateImpact,
-        old: tuple[machineconfig.MachineConfig | None, wanted_state.WantedState],
-        new: machineconfig.MachineConfig,
+        old: tuple[wanted_state.ParsedConfig | None, wanted_state.WantedState],
+        new: wanted_state.ParsedConfig,
         target: Target,
     ) -> UpdateImpact:
         """Return the impact of the steps that are needed, if this machine can make them."""
@@ -184,7 +186,7 @@ class UpdatePlanner:
         return self._compute_impact(steps, impact, old, new, split, target)[0]
 
     def _check_reconcilable(
-        self, old: machineconfig.MachineConfig, new: machineconfig.MachineConfig
+        self, old: wanted_state.ParsedConfig, new: wanted_state.ParsedConfig
     ) -> None:
         try:
             reconcilable.check_reconcilable(old, new)
@@ -201,8 +203,8 @@ class UpdatePlanner:
         self,
         steps: Sequence[ConfigStep],
         impact: UpdateImpact,
-        old: tuple[machineconfig.MachineConfig | None, wanted_state.WantedState],
-        new: machineconfig.MachineConfig,
+        old: tuple[wanted_state.ParsedConfig | None, wanted_state.WantedState],
+        new: wanted_state.ParsedConfig,
         split: image_content.ImageSplit,
         target: Target,
     ) -> tuple[UpdateImpact, ConfigDisruption]:
@@ -220,8 +222,8 @@ class UpdatePlanner:
         )
         sources = ConfigSources(
             differences,
-            old[0] or machineconfig.MachineConfig(),
-            new,
+            old[0].config if old[0] else machineconfig.MachineConfig(),
+            new.config,
             image_source=_IMAGE_SOURCE_NAME if target.image else "",
         )
         computed = compute_impact(steps, change, disruption, sources.find_cause)
@@ -246,7 +248,7 @@ class UpdatePlanner:
         return policy.policy
 
     def _load_origin(
-        self, old: machineconfig.MachineConfig | None, origin: Target, *, is_written: bool
+        self, old: wanted_state.ParsedConfig | None, origin: Target, *, is_written: bool
     ) -> wanted_state.WantedState:
         """Return the state that the agent wrote of the previous config; empty if unreadable.
 
@@ -255,7 +257,7 @@ class UpdatePlanner:
         if old is None:
             return wanted_state.WantedState()
         try:
-            before = wanted_state.read_wanted_state(old)
+            before = old.wanted
         except errors.ConfigError as error:
             log.warning("cannot read the previous config %s: %s", origin.config, error)
             return wanted_state.WantedState()

@@ -108,8 +108,8 @@ class Preview:
 
 
 def preview_update(
-    old: machineconfig.MachineConfig,
-    new: machineconfig.MachineConfig,
+    old: wanted_state.ParsedConfig,
+    new: wanted_state.ParsedConfig,
     policy: disruptionpolicy.DisruptionPolicy,
     *,
     images: tuple[str, str] = ("", ""),
@@ -124,8 +124,7 @@ def preview_update(
     includes drift and excludes what is booted already.
     """
     before, after = (
-        _apply_image(wanted_state.read_wanted_state(config), image)
-        for config, image in zip((old, new), images, strict=True)
+        _apply_image(config.wanted, image) for config, image in zip((old, new), images, strict=True)
     )
     provided = frozenset[str]()
     in_image: tuple[str, ...] = ()
@@ -152,10 +151,11 @@ def preview_update(
         diff = replace(diff, os=config_diff.os)
     disruption = impact.compute_disruption(diff, policy)
     source = IMAGE_SOURCE if images[1] else ""
-    find_cause = impact.ConfigSources(diff, old, new, image_source=source).find_cause
+    sources = impact.ConfigSources(diff, old.config, new.config, image_source=source)
+    find_cause = sources.find_cause
     return Preview(
-        old=old.name,
-        new=new.name,
+        old=old.config.name,
+        new=new.config.name,
         entries=(
             *_list_os_entries(diff, before.os, after.os, change),
             *_list_config_entries(config_diff),
