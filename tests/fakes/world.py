@@ -388,7 +388,7 @@ class FakeMachine:
                 case TransactionVerdict.CANCEL:
                     raise CancelledError("cancelled")
                 case TransactionVerdict.DETACH:
-                    return
+                    raise CancelledError("stopped waiting")
                 case TransactionVerdict.CONTINUE:
                     pass
             world.fault_point("staging")

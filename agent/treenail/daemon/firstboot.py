@@ -184,14 +184,13 @@ class FirstBootRunner:
         for problem in interfaces.credentials.install_secrets():
             log.warning("%s", problem)
 
-        def attempt() -> bool:
+        def attempt() -> None:
             interfaces.preflight.check_image(stage.change.image)
             self._logged_percent = 0
             self._show_activity(f"staging {stage.change.image or 'kernel arguments and packages'}")
             interfaces.os.stage_deployment(
                 os_transaction.build_deployment_change(stage.change), watch=self._check_progress
             )
-            return not self._stop.is_set()
 
         try:
             os_transaction.pull_image(interfaces.credentials, stage.change.image, attempt)

@@ -4,7 +4,7 @@ An interface is declared here when it has two implementations, or when the real 
 an API server and a test therefore takes a fake. Everything else is used as the concrete class.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -13,8 +13,6 @@ from treenail.config import image_content, wanted_state
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree import deployments
 from treenail.update import status
-
-TransactionWatch = Callable[[deployments.TransactionProgress], deployments.TransactionVerdict]
 
 
 class OSBackend(Protocol):
@@ -31,11 +29,12 @@ class OSBackend(Protocol):
         """Read the deployments from the back end, without a cache."""
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: TransactionWatch
+        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Stage the change as a locked deployment; do nothing when it is already staged.
 
-        Calls ``watch`` at least once a second; its result says whether to continue.
+        Calls ``watch`` at least once a second; its result says whether to continue. Raises
+        `CancelledError` if it does not, also when the transaction continues without the caller.
         """
 
     def open_staged_tree(
@@ -47,7 +46,7 @@ class OSBackend(Protocol):
         image. Raises `HostError` when it is not staged.
         """
 
-    def wait_for_other_transaction(self, *, watch: TransactionWatch) -> bool:
+    def wait_for_other_transaction(self, *, watch: deployments.TransactionWatch) -> bool:
         """Wait until another program's transaction ends; return False when there is none."""
 
     def read_finalization_error(self) -> str:

@@ -6,18 +6,17 @@ instruction therefore restarts in a phase from which the next decision continues
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from treenail import errors
 from treenail.config import image_content
-from treenail.daemon.interfaces import TransactionWatch
-from treenail.daemon.reconcile import context, os_transaction, planning, prestage, state
+from treenail.daemon.reconcile import context, os_transaction, planning, update_ledger
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
-from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
+from treenail.update.impact import os_change
 from treenail.update.state import ledger_record, phases
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,9 @@ APPLY_ATTEMPTS = 3
 
 
 UpdateAction = (
-    actions.PlanAction
+    actions.PrestageAction
+    | actions.DropPrestagedAction
+    | actions.PlanAction
     | actions.StageAction
     | actions.CheckImageAction
     | actions.ApplyAction
@@ -41,35 +42,23 @@ UpdateAction = (
 
 
 class ActionRunner:
-    """Runs actions, and owns the ledger."""
+    """Runs actions, and writes the ledger."""
 
     def __init__(
         self,
         interfaces: context.NodeInterfaces,
+        ledger: update_ledger.UpdateLedger,
+        transaction_step: os_transaction.TransactionStep,
         *,
         resync_s: float,
-        on_progress: Callable[
-            [ledger_record.UpdateRecord | ledger_record.PrestagedTarget, TransactionProgress],
-            TransactionVerdict,
-        ],
-        on_record: Callable[[ledger_record.LedgerRecord], None],
     ) -> None:
         self._interfaces = interfaces
+        self._ledger = ledger
+        self._transaction_step = transaction_step
         self._resync_s = resync_s
-        self._on_progress = on_progress
         self._planner = planning.UpdatePlanner(interfaces)
         self._apply_failures = 0
-        self._ledger = state.UpdateLedger(interfaces, on_record=on_record)
-        self._boot_trial = BootTrialRunner(interfaces, self._ledger, self._planner)
-
-    @property
-    def record(self) -> ledger_record.LedgerRecord:
-        """The ledger record as last saved."""
-        return self._ledger.record
-
-    def record_failed_try(self, error: errors.TreenailError) -> None:
-        """Add the error to the update in progress, for the history."""
-        state.record_failed_try(self._interfaces, self._ledger, error)
+        self._boot_trial = BootTrialRunner(interfaces, ledger, self._planner)
 
     def run_action(self, decision: actions.Decision, facts: node_state.Facts) -> float:
         """Run the action; return the seconds until the next pass.
@@ -98,8 +87,6 @@ class ActionRunner:
                 return self._boot_trial.roll_back(quarantine, facts)
             case actions.AdoptAction(target=target):
                 self._adopt_target(target, facts)
-            case actions.PrestageAction() | actions.DropPrestagedAction():
-                self._run_prestage_action(decision, facts)
             case actions.RetryAction() | actions.ExcuseTargetAction() | actions.UnpinAction():
                 return self._clear_record(decision)
             case actions.RepairDriftAction(drifts=drifts):
@@ -111,25 +98,6 @@ class ActionRunner:
                 self._run_update_action(decision, facts)
         return NOW
 
-    def _run_prestage_action(
-        self,
-        decision: actions.PrestageAction | actions.DropPrestagedAction,
-        facts: node_state.Facts,
-    ) -> None:
-        progress, save = self._on_progress, self._ledger.save_record
-        match decision:
-            case actions.PrestageAction():
-                prestage.prestage_target(
-                    decision,
-                    facts,
-                    self._interfaces,
-                    self._planner,
-                    on_progress=progress,
-                    save_record=save,
-                )
-            case actions.DropPrestagedAction():
-                prestage.drop_prestaged(decision, facts, self._interfaces, save_record=save)
-
     def _clear_record(
         self, decision: actions.RetryAction | actions.ExcuseTargetAction | actions.UnpinAction
     ) -> float:
@@ -137,7 +105,7 @@ class ActionRunner:
             self._ledger.change_quarantine(decision)
             return NOW
         update = self._ledger.record.update
-        watch = self._make_watch(update)[0] if update else None
+        watch = self._transaction_step.make_watch(self._ledger.record) if update else None
         is_done = unpin_retained(decision.id, self._interfaces, self._ledger, watch)
         return NOW if is_done or update else SOON_S
 
@@ -151,8 +119,12 @@ class ActionRunner:
         log.info("adopted %s: the machine already matches it", target)
 
     def _run_update_action(self, decision: UpdateAction, facts: node_state.Facts) -> None:
-        """Run one step of the update; the next pass may follow at once."""
+        """Run one step of an update, or stage before it; the next pass may follow at once."""
         match decision:
+            case actions.PrestageAction():
+                self._prestage_target(decision, facts)
+            case actions.DropPrestagedAction(staged_id=staged_id):
+                self._drop_prestaged(staged_id)
             case actions.PlanAction(target=target):
                 self._plan_update(target, facts)
             case actions.StageAction(target=target):
@@ -167,11 +139,13 @@ class ActionRunner:
             case actions.CommitAction(unhealthy=unhealthy):
                 self._commit_update(facts, unhealthy)
             case actions.FinishAction(is_done=is_done):
-                state.close_update(self._interfaces, self._ledger, is_done=is_done)
+                update_ledger.close_update(self._interfaces, self._ledger, is_done=is_done)
             case actions.CancelStagedAction(
                 reason=reason, staged_id=staged_id, quarantine=quarantine
             ):
-                state.cancel_update(self._interfaces, self._ledger, reason, staged_id, quarantine)
+                update_ledger.cancel_update(
+                    self._interfaces, self._ledger, reason, staged_id, quarantine
+                )
 
     def _plan_update(self, target: ledger_record.Target, facts: node_state.Facts) -> None:
         update = self._ledger.record.update
@@ -222,34 +196,85 @@ class ActionRunner:
         )
         return update
 
+    def _prestage_target(self, decision: actions.PrestageAction, facts: node_state.Facts) -> None:
+        """Pull and stage the target's change of the operating system before an update begins.
+
+        The ledger records the pre-staged target before the transaction begins, so that a restarted
+        agent knows whose deployment is staged.
+        """
+        target = decision.target
+        if decision.foreign_id:
+            raise errors.HostError(
+                f"cannot pre-stage {target}: deployment {decision.foreign_id} is staged, and "
+                "treenail did not stage it",
+                remedy="run: rpm-ostree cleanup --pending, or reboot into it",
+            )
+        if facts.deployments is None:
+            raise AssertionError("pre-staging was decided without reading the deployments")
+        origin = self._ledger.record.current
+        impact = self._planner.plan_update(
+            target, origin, facts.deployments, writes_image_files=not facts.has_files_in_image
+        )
+        prestaged = ledger_record.PrestagedTarget(target, facts.boot_id)
+        self._ledger.save_record(replace(self._ledger.record, prestaged=prestaged))
+        staged_id = ""
+        if not impact.os.is_empty:
+            if not self._stage_change(impact.os):
+                return
+            staged_id = self._read_staged_id()
+            if staged_id and target.image and impact.os.image:
+                # The update compares again. A part that the image lacks is reported days before it.
+                self._planner.plan_staged_update(target, origin, impact, staged_id)
+        done = replace(prestaged, staged_id=staged_id, is_done=True)
+        self._ledger.save_record(replace(self._ledger.record, prestaged=done))
+        self._interfaces.os.release_daemon()
+        log.info("pre-staged %s, locked", target)
+
+    def _drop_prestaged(self, staged_id: str) -> None:
+        """Drop the pre-staged deployment and remove it from the ledger."""
+        self._interfaces.os.drop_staged(staged_id)
+        self._interfaces.os.release_daemon()
+        log.info("dropped the pre-staged deployment")
+        self._ledger.save_record(replace(self._ledger.record, prestaged=None))
+
     def _stage_target(self, target: ledger_record.Target) -> None:
         update = self._ledger.update
         if update.phase is not phases.Phase.STAGING or update.staged_id:
             # The deployment staged earlier is gone. Forget its ID before another is staged.
             update = self._ledger.enter_phase(phases.Phase.STAGING, staged_id="")
-        os_change = self._ledger.impact.os
-        watch, ended = self._make_watch(update)
-
-        def attempt() -> bool:
-            self._interfaces.preflight.check_image(os_change.image)
-            self._interfaces.os.stage_deployment(
-                os_transaction.build_deployment_change(os_change), watch=watch
-            )
-            return not ended
-
-        try:
-            os_transaction.pull_image(self._interfaces.pull_secrets, os_change.image, attempt)
-        except errors.BusyError as error:
-            os_transaction.wait_while_busy(error, self._interfaces.os, watch)
+        if not self._stage_change(self._ledger.impact.os):
             return
-        except errors.CancelledError:
-            if not ended:
-                raise
-            return
-        staged = self._interfaces.os.read_deployments().staged
-        staged_update = replace(update, staged_id=staged.id if staged else "")
+        staged_update = replace(update, staged_id=self._read_staged_id())
         self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
+
+    def _stage_change(self, change: os_change.OSChange) -> bool:
+        """Check, pull and stage the change, locked; return False if the next pass decides again.
+
+        That is after waiting for another transaction, and after a verdict that ended ours.
+        """
+        interfaces, watch = self._interfaces, self._transaction_step.make_watch(self._ledger.record)
+
+        def attempt() -> None:
+            interfaces.preflight.check_image(change.image)
+            interfaces.os.stage_deployment(
+                os_transaction.build_deployment_change(change), watch=watch
+            )
+
+        try:
+            os_transaction.pull_image(interfaces.pull_secrets, change.image, attempt)
+        except errors.BusyError as error:
+            os_transaction.wait_while_busy(error, interfaces.os, watch)
+            return False
+        except errors.CancelledError:
+            if not self._transaction_step.has_ended_transaction:
+                raise
+            return False
+        return True
+
+    def _read_staged_id(self) -> str:
+        staged = self._interfaces.os.read_deployments().staged
+        return staged.id if staged else ""
 
     def _check_image(self, target: ledger_record.Target, staged_id: str) -> None:
         """Compare the staged image with the config; cancel the update if the image lacks a part."""
@@ -265,26 +290,12 @@ class ActionRunner:
             check = image_content.IMAGE_FILES if is_config else ""
             blamed = ledger_record.QuarantinedTarget(target, str(error), error.remedy, check=check)
             reason = "the image differs from the config" if is_config else "the image has no agent"
-            state.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
+            update_ledger.cancel_update(self._interfaces, self._ledger, reason, staged_id, blamed)
             return
         log.info("checked %s: the image has what it must", impact.os.image)
         self._ledger.save_record(
             replace(self._ledger.record, update=replace(update, impact=checked))
         )
-
-    def _make_watch(
-        self, update: ledger_record.UpdateRecord
-    ) -> tuple[TransactionWatch, list[TransactionVerdict]]:
-        """Return a watch for the transaction, and the list of verdicts with which it ended it."""
-        ended: list[TransactionVerdict] = []
-
-        def watch(progress: TransactionProgress) -> TransactionVerdict:
-            verdict = self._on_progress(update, progress)
-            if verdict is not TransactionVerdict.CONTINUE:
-                ended.append(verdict)
-            return verdict
-
-        return watch, ended
 
     def _request_drain(self, token: str) -> float:
         update = self._ledger.update
@@ -317,7 +328,7 @@ class ActionRunner:
             if facts.has_undo:
                 # The written files would count as all of them, and the reboot would come first.
                 reason = f"its impact grew after files were written: {pending.impact.level_name}"
-                state.cancel_update(self._interfaces, self._ledger, reason, staged_id, None)
+                update_ledger.cancel_update(self._interfaces, self._ledger, reason, staged_id, None)
                 return
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
@@ -388,7 +399,7 @@ class ActionRunner:
             boot_trial = replace(update.boot_trial, has_api_before_reboot=facts.is_api_reachable)
             self._ledger.enter_phase(phases.Phase.REBOOTING, boot_trial=boot_trial)
         self._boot_trial.arm_crash_record(facts)
-        watch, _ = self._make_watch(self._ledger.update)
+        watch = self._transaction_step.make_watch(self._ledger.record)
         if staged_id and not pin_booted(facts, self._interfaces, self._ledger, watch):
             return NOW
         is_soft = action.is_soft and self._prepare_soft_reboot(staged_id)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from treenail import errors
-from treenail.daemon.interfaces import TransactionWatch
-from treenail.daemon.reconcile import context, os_transaction, planning, state
+from treenail.daemon.reconcile import context, os_transaction, planning, update_ledger
 from treenail.daemon.reconcile.crash_counter import arm_crash_record, remove_crash_record
+from treenail.host.ostree.deployments import TransactionWatch
 from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import decide_boot, node_state
@@ -35,7 +35,7 @@ class BootTrialRunner:
     def __init__(
         self,
         interfaces: context.NodeInterfaces,
-        ledger: state.UpdateLedger,
+        ledger: update_ledger.UpdateLedger,
         planner: planning.UpdatePlanner,
     ) -> None:
         self._interfaces = interfaces
@@ -199,7 +199,7 @@ class BootTrialRunner:
 def pin_booted(
     facts: node_state.Facts,
     interfaces: context.NodeInterfaces,
-    ledger: state.UpdateLedger,
+    ledger: update_ledger.UpdateLedger,
     watch: TransactionWatch,
 ) -> bool:
     """Pin the booted deployment until the new one has been healthy for `retention_s`.
@@ -222,7 +222,7 @@ def pin_booted(
 def unpin_retained(
     deployment_id: str,
     interfaces: context.NodeInterfaces,
-    ledger: state.UpdateLedger,
+    ledger: update_ledger.UpdateLedger,
     watch: TransactionWatch | None,
 ) -> bool:
     """Remove our pin from the deployment.

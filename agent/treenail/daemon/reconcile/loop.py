@@ -10,36 +10,34 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from treenail import errors
-from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.config.drift_comparison import Drift
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.reconcile import act, context, observe, os_transaction
-from treenail.host.ostree import deployments
+from treenail.daemon.reconcile import (
+    act,
+    context,
+    credentials,
+    observe,
+    os_transaction,
+    update_ledger,
+)
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import (
     actions,
     decide,
     decide_boot,
-    decide_idle,
     node_state,
     user_requests,
 )
 from treenail.update.drift.drift_policy import format_drift
-from treenail.update.state import ledger_record
 
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED_DRIFTS = 20
-_CONTROLLER_CONFIG_REASON, _PULL_SECRET_REASON = "ControllerConfigNotApplied", "PullSecretUnusable"
-_TRUST_STORE_REASON = "TrustStoreNotUpdated"
-_BOOTSTRAP_REGISTRY_REASON = "BootstrapRegistryUnusable"
-"""Reasons of Events about problems with certificates and pull secrets."""
 
 START_EXTENSION_S = 660.0
 """The time for one pass before the agent is ready: rpm-ostreed may take 5 minutes to start, for
@@ -136,21 +134,19 @@ class ReconcileLoop:
         self._wakeup = wakeup
         self._stop = stop
         self._timing = timing
-        self._runner = act.ActionRunner(
-            interfaces,
-            resync_s=timing.resync_s,
-            on_progress=self._handle_progress,
-            on_record=self._handle_record,
+        self._ledger = update_ledger.UpdateLedger(interfaces, status_file)
+        self._credentials = credentials.CredentialSync(interfaces, status_file)
+        transaction_step = os_transaction.TransactionStep(
+            interfaces, self._credentials, status_file, stop
         )
-        self._progress = os_transaction.ProgressReporter(
-            interfaces.cluster.write_progress, interfaces.clock
+        self._runner = act.ActionRunner(
+            interfaces, self._ledger, transaction_step, resync_s=timing.resync_s
         )
         self._failure: ActionFailure | None = None
         self._report_error = ""
         """The error of the last report; empty when it was written."""
         self._rejections = 0
         """How many reports in a row the API server rejected."""
-        self._problems: dict[str, tuple[str, ...]] = {}
         self._known_drift: tuple[Drift, ...] = ()
         self._last_action = ""
         self._wait_reason, self._waiting_since = "", 0.0
@@ -168,7 +164,7 @@ class ReconcileLoop:
                 delay_s, is_at_rest = self.reconcile_once(), False
             else:
                 delay_s -= pause_s
-                if not is_at_rest and self._runner.record.update is None:
+                if not is_at_rest and self._ledger.record.update is None:
                     self._interfaces.config_cache.drop_parsed()
                     self._on_rest()
                 is_at_rest = True
@@ -183,11 +179,11 @@ class ReconcileLoop:
         before systemd starts the kubelet and everything else that reads them.
         """
         self._finish_boot_actions()
-        self._sync_trust_store()
+        self._credentials.sync_trust_store()
 
     def _finish_boot_actions(self) -> None:
         for _ in range(_MAX_BOOT_PASSES):
-            if self._runner.record.update is not None:
+            if self._ledger.record.update is not None:
                 self._status_file.extend_start_timeout(START_EXTENSION_S)
             facts, decision = self._observe_and_decide()
             if self._failure is not None or not decide_boot.is_boot_action(decision, facts):
@@ -199,14 +195,7 @@ class ReconcileLoop:
 
     def reconcile_once(self) -> float:
         """Observe, decide, report and act once; return the seconds until the next pass."""
-        self._refresh_credentials(
-            _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
-        )
-        self._sync_bootstrap_registry()
-        self._refresh_credentials(
-            _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
-        )
-        self._sync_trust_store()
+        self._credentials.sync_all()
         self._remove_answered_request()
         facts, decision = self._observe_and_decide()
         decision = self._mark_overdue(decision)
@@ -215,24 +204,6 @@ class ReconcileLoop:
         finally:
             if facts.request is not None and facts.request.kind is user_requests.RequestKind.REPAIR:
                 self._interfaces.requests.remove_request()
-
-    def _sync_trust_store(self) -> None:
-        self._refresh_credentials(_TRUST_STORE_REASON, self._interfaces.trust_store.sync_store)
-
-    def _sync_bootstrap_registry(self) -> bool:
-        """Remove the files of the bootstrap registry when requested; return whether they went."""
-        files = self._interfaces.bootstrap_registry
-        node = self._interfaces.cluster.get_cached_node()
-        requested = "" if node is None else node_state.summarize_node(node).removed_registry
-        self._refresh_credentials(_BOOTSTRAP_REGISTRY_REASON, lambda: files.sync_files(requested))
-        self._status_file.show_bootstrap_registry(files.registry)
-        if not files.removed:
-            return False
-        message = f"Removed mirror, CA and login of the bootstrap registry {files.removed}"
-        self._interfaces.cluster.record_event(
-            status.NodeEvent("Normal", "BootstrapRegistryRemoved", message)
-        )
-        return True
 
     def _run_decision(self, facts: node_state.Facts, decision: actions.Decision) -> float:
         self._log_decision(decision)
@@ -251,7 +222,7 @@ class ReconcileLoop:
     def _remove_answered_request(self) -> None:
         """Remove a request that is done: the command that wrote it waits for that."""
         request = self._interfaces.requests.read_request()
-        if request is not None and user_requests.is_answered(request, self._runner.record):
+        if request is not None and user_requests.is_answered(request, self._ledger.record):
             self._interfaces.requests.remove_request()
 
     def _observe_and_decide(self) -> tuple[node_state.Facts, actions.Decision]:
@@ -260,7 +231,7 @@ class ReconcileLoop:
         A reboot cannot be undone, so it is decided twice, the second time with a Node read from
         the API server. When the API server is unreachable, the decided and drained update goes on.
         """
-        record = self._runner.record
+        record = self._ledger.record
         try:
             facts = self._observer.collect_facts(record)
             decision = decide.decide_action(facts)
@@ -389,70 +360,6 @@ class ReconcileLoop:
             is_degraded=last is not None and last.has_degraded,
         )
         if self._failure.is_reportable:
-            self._runner.record_failed_try(error)
-        self._write_report(self._observer.collect_cached_facts(self._runner.record), decision)
+            self._ledger.record_failed_try(error)
+        self._write_report(self._observer.collect_cached_facts(self._ledger.record), decision)
         return delay_s
-
-    def _refresh_credentials(self, reason: str, refresh: Callable[[], tuple[str, ...]]) -> None:
-        """Install credentials, and record an Event with this reason once per new problem."""
-        try:
-            problems = refresh()
-        except errors.TreenailError as error:
-            problems = (status.format_reason(error),)
-        for problem in problems:
-            if problem not in self._problems.get(reason, ()):
-                log.warning("%s", problem, extra={"message_id": MessageId.CREDENTIALS_INVALID})
-                self._interfaces.cluster.record_event(status.NodeEvent("Warning", reason, problem))
-        self._problems[reason] = problems
-        self._status_file.show_credential_problems(
-            list(chain.from_iterable(self._problems.values()))
-        )
-
-    def _handle_record(self, record: ledger_record.LedgerRecord) -> None:
-        """Put the update and its phase into the log context and the status file."""
-        update = record.update
-        journal.set_log_context(
-            update=update.id if update else "",
-            phase=str(update.phase) if update else "",
-            config=update.target.config if update else record.current.config,
-        )
-        self._status_file.show_record(record)
-
-    def _handle_progress(
-        self,
-        update: ledger_record.UpdateRecord | ledger_record.PrestagedTarget,
-        progress: deployments.TransactionProgress,
-    ) -> deployments.TransactionVerdict:
-        """Show the progress of an OS transaction; cancel it when its target was withdrawn."""
-        self._status_file.send_heartbeat()
-        self._status_file.show_progress(progress)
-        if isinstance(update, ledger_record.UpdateRecord):
-            self._progress.handle_progress(update.id, progress)
-        # A pull may take an hour, and rotated certificates must be installed within a minute.
-        self._refresh_credentials(
-            _CONTROLLER_CONFIG_REASON, self._interfaces.certificates.sync_files
-        )
-        if self._sync_bootstrap_registry():
-            self._refresh_credentials(
-                _PULL_SECRET_REASON, self._interfaces.pull_secrets.install_secrets
-            )
-        if self._stop.is_set():
-            return deployments.TransactionVerdict.DETACH
-        node = self._interfaces.cluster.get_cached_node()
-        if isinstance(update, ledger_record.PrestagedTarget):
-            current = self._runner.record.current
-            is_requested = node is None or decide_idle.is_prestage_requested(
-                node_state.summarize_node(node), update, current
-            )
-            return (
-                deployments.TransactionVerdict.CONTINUE
-                if is_requested
-                else deployments.TransactionVerdict.CANCEL
-            )
-        if node is not None and not decide.is_target_requested(
-            node_state.summarize_node(node), update
-        ):
-            return deployments.TransactionVerdict.CANCEL
-        if user_requests.is_cancel_request(self._interfaces.requests.read_request(), update):
-            return deployments.TransactionVerdict.CANCEL
-        return deployments.TransactionVerdict.CONTINUE

@@ -1,25 +1,104 @@
-"""OS transactions: build the change, pull the image with a working login, wait while busy.
+"""OS transactions: what the agent does while one runs, and with which login it pulls.
 
-Their progress goes to the API server, in a few writes at most.
+The back end calls a watch for each progress, at least once a second. The main thread waits in that
+call, for an hour perhaps: `TransactionStep` is all that the agent does until the transaction ends.
 """
 
 import logging
+import threading
 from collections.abc import Callable
+from functools import partial
 
 from treenail import clocks, errors
-from treenail.daemon import interfaces
 from treenail.daemon.cluster.pull_secrets import PullSecrets
+from treenail.daemon.interfaces import OSBackend
+from treenail.daemon.local.status_file import StatusFile
+from treenail.daemon.reconcile.context import NodeInterfaces
+from treenail.daemon.reconcile.credentials import CredentialSync
 from treenail.host.container.registry import is_unauthorized
 from treenail.host.ostree import deployments
+from treenail.host.ostree.deployments import TransactionVerdict, TransactionWatch
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
+from treenail.update.decision import decide, decide_idle, node_state, user_requests
 from treenail.update.impact.os_change import OSChange
+from treenail.update.state.ledger_record import LedgerRecord
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 """Minimum interval between two writes, and from the first percentage to the first write."""
 STEP_PERCENT = 10
+
+
+class TransactionStep:
+    """One step of the agent while an OS transaction runs; it decides whether that continues."""
+
+    def __init__(
+        self,
+        interfaces: NodeInterfaces,
+        credentials: CredentialSync,
+        status_file: StatusFile,
+        stop: threading.Event,
+    ) -> None:
+        """``stop`` is set when the agent must end."""
+        self._interfaces = interfaces
+        self._credentials = credentials
+        self._status_file = status_file
+        self._stop = stop
+        self._reporter = ProgressReporter(interfaces.cluster.write_progress, interfaces.clock)
+        self._verdict = TransactionVerdict.CONTINUE
+
+    @property
+    def has_ended_transaction(self) -> bool:
+        """True if the last verdict cancelled the transaction of the last watch, or left it."""
+        return self._verdict is not TransactionVerdict.CONTINUE
+
+    def make_watch(self, record: LedgerRecord) -> TransactionWatch:
+        """Return the watch of a transaction for the update, or the pre-staging, of the record."""
+        self._verdict = TransactionVerdict.CONTINUE
+        return partial(self.run, record)
+
+    def run(
+        self, record: LedgerRecord, progress: deployments.TransactionProgress
+    ) -> TransactionVerdict:
+        """Show the progress, do what cannot wait for the end, and return the verdict."""
+        # systemd restarts an agent whose main thread is silent (WatchdogSec=).
+        self._status_file.send_heartbeat()
+        self._status_file.show_progress(progress)
+        # The Node shows percentages of an update, not of pre-staging.
+        if record.update is not None:
+            self._reporter.handle_progress(record.update.id, progress)
+        # Rotated certificates must be installed within a minute.
+        self._credentials.sync_during_transaction()
+        # Last, with what was observed meanwhile.
+        self._verdict = self._decide_verdict(record)
+        return self._verdict
+
+    def _decide_verdict(self, record: LedgerRecord) -> TransactionVerdict:
+        # The OS daemon or systemd runs the transaction, which outlives the agent. The next start
+        # joins it.
+        if self._stop.is_set():
+            return TransactionVerdict.DETACH
+        if not self._is_requested(record):
+            return TransactionVerdict.CANCEL
+        return TransactionVerdict.CONTINUE
+
+    def _is_requested(self, record: LedgerRecord) -> bool:
+        """Return whether the cluster still requests the target, and no user cancelled the update.
+
+        A Node that was never read requests anything.
+        """
+        cached = self._interfaces.cluster.get_cached_node()
+        node = None if cached is None else node_state.summarize_node(cached)
+        if record.update is not None:
+            if not decide.is_target_requested(node, record.update):
+                return False
+            request = self._interfaces.requests.read_request()
+            return not user_requests.is_cancel_request(request, record.update)
+        if node is None or record.prestaged is None:
+            return True
+        return decide_idle.is_prestage_requested(node, record.prestaged, record.current)
 
 
 class ProgressReporter:
@@ -68,9 +147,7 @@ def build_deployment_change(os_change: OSChange) -> deployments.DeploymentChange
     )
 
 
-def wait_while_busy(
-    error: errors.BusyError, os: interfaces.OSBackend, watch: interfaces.TransactionWatch
-) -> None:
+def wait_while_busy(error: errors.BusyError, os: OSBackend, watch: TransactionWatch) -> None:
     """Wait until the transaction that ``error`` is about ends; raise it when that is impossible.
 
     A program that holds the sysroot lock outside a transaction emits no signal when it releases
@@ -81,17 +158,17 @@ def wait_while_busy(
         raise error
 
 
-def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], bool]) -> None:
+def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], None]) -> None:
     """Attempt to pull the image, with the newest login and then with the previous one.
 
-    ``attempt`` returns whether the image was pulled. Raises what the last attempt raised.
+    Raises what the last attempt raised.
     """
     credentials.install_secrets()
     if not image:
         attempt()
         return
     try:
-        pulled = attempt()
+        attempt()
     except (errors.PreflightError, errors.TransactionError) as error:
         if not _is_login_refused(error) or not credentials.handle_rejected_login(image):
             raise
@@ -100,14 +177,13 @@ def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], bool]
             error,
             extra={"message_id": MessageId.CREDENTIALS_INVALID},
         )
-        pulled = _retry_pull(credentials, image, attempt)
-    if pulled:
-        credentials.confirm_login(image)
+        _retry_pull(credentials, image, attempt)
+    credentials.confirm_login(image)
 
 
-def _retry_pull(credentials: PullSecrets, image: str, attempt: Callable[[], bool]) -> bool:
+def _retry_pull(credentials: PullSecrets, image: str, attempt: Callable[[], None]) -> None:
     try:
-        return attempt()
+        attempt()
     except (errors.PreflightError, errors.TransactionError) as error:
         if _is_login_refused(error):
             credentials.handle_rejected_login(image)

@@ -4,17 +4,17 @@ An update ends here: it is cancelled, or moved to the history with its failed tr
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 from treenail import errors
+from treenail import log as journal
+from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import context, crash_counter
 from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import actions, node_state
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state import ledger_record, phases
-from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import BootTrial
 
 log = logging.getLogger(__name__)
@@ -25,20 +25,15 @@ _TRIAL_PHASES = (phases.Phase.VERIFYING, phases.Phase.ROLLING_BACK)
 class UpdateLedger:
     """The current ledger record. Every change is fsynced before the call returns.
 
-    Methods that save raise `LedgerError`.
+    The status file and the log context follow the record. Methods that save raise `LedgerError`.
     """
 
-    def __init__(
-        self,
-        interfaces: context.NodeInterfaces,
-        *,
-        on_record: Callable[[ledger_record.LedgerRecord], None],
-    ) -> None:
+    def __init__(self, interfaces: context.NodeInterfaces, status_file: StatusFile) -> None:
         self._interfaces = interfaces
-        self._on_record = on_record
+        self._status_file = status_file
         self._save_error = ""
-        self._record = records.from_json(interfaces.ledger.read_document())
-        on_record(self._record)
+        self._record = ledger_record.from_json(interfaces.ledger.read_document())
+        self._show_record()
 
     @property
     def record(self) -> ledger_record.LedgerRecord:
@@ -134,7 +129,7 @@ class UpdateLedger:
         )
 
     def save_record(self, record: ledger_record.LedgerRecord) -> None:
-        """Save the record and pass it to ``on_record``.
+        """Save the record.
 
         During a boot trial a failure to save is a failed health check instead of an error: a full
         disk is a reason to roll back and must not prevent the rollback.
@@ -142,7 +137,7 @@ class UpdateLedger:
         if record == self._record and not self._save_error:
             return
         try:
-            self._interfaces.ledger.write_document(records.to_json(record))
+            self._interfaces.ledger.write_document(ledger_record.to_json(record))
             self._save_error = ""
         except errors.LedgerError as error:
             if record.update is None or record.update.phase not in _TRIAL_PHASES:
@@ -151,7 +146,28 @@ class UpdateLedger:
             self._save_error = str(error)
         self._interfaces.health.set_check_problem(health.LEDGER, self._save_error)
         self._record = record
-        self._on_record(record)
+        self._show_record()
+
+    def record_failed_try(self, error: errors.TreenailError) -> None:
+        """Add the error to the update in progress, for the history; without one do nothing."""
+        record = self._record
+        if record.update is None:
+            return
+        update = record.update.add_failed_try(str(error), now=self._interfaces.clock.now())
+        try:
+            self.save_record(replace(record, update=update))
+        except errors.LedgerError as problem:
+            log.debug("cannot add the failed try to the ledger: %s", problem)
+
+    def _show_record(self) -> None:
+        """Put the update and its phase into the log context and the status file."""
+        record, update = self._record, self._record.update
+        journal.set_log_context(
+            update=update.id if update else "",
+            phase=str(update.phase) if update else "",
+            config=update.target.config if update else record.current.config,
+        )
+        self._status_file.show_record(record)
 
 
 def close_update(
@@ -203,20 +219,6 @@ def cancel_update(
         update.target,
         extra={"message_id": MessageId.UPDATE_UNDONE},
     )
-
-
-def record_failed_try(
-    interfaces: context.NodeInterfaces, ledger: UpdateLedger, error: errors.TreenailError
-) -> None:
-    """Add the error to the update in progress, for the history; without one do nothing."""
-    record = ledger.record
-    if record.update is None:
-        return
-    update = record.update.add_failed_try(str(error), now=interfaces.clock.now())
-    try:
-        ledger.save_record(replace(record, update=update))
-    except errors.LedgerError as problem:
-        log.debug("cannot add the failed try to the ledger: %s", problem)
 
 
 def _judge_cancelled(
