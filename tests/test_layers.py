@@ -22,7 +22,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
-    {"allocator", "errors", "clocks", "codec", "loading", "sanitize"},
+    {"allocator", "errors", "clocks", "codec", "loading", "observations", "sanitize"},
     {"forked", "label_selector", "log", "process", "retry", "sd_notify", "unit_install"},
     {"api"},
     {"config"},

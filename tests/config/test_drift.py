@@ -9,10 +9,8 @@ from tests.api.configs import configs, ignition
 from tests.api.fuzzing import fuzz
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.drift_comparison import (
-    ActualEntry,
     Drift,
     DriftAttribute,
-    EntryKind,
     ExpectedEntry,
     compare_entry,
     compute_expected_entries,
@@ -22,6 +20,7 @@ from treenail.config.drift_comparison import (
     find_unknown_dropins,
 )
 from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail.observations import EntryKind, PathEntry
 
 A = hashlib.sha256(b"a").hexdigest()
 B = hashlib.sha256(b"b").hexdigest()
@@ -78,14 +77,14 @@ FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
 @pytest.mark.parametrize(
     ("found", "drifts"),
     [
-        (ActualEntry(EntryKind.FILE, A, 0o644, 7, 10, "core", "wheel"), []),
-        (ActualEntry(EntryKind.NOTHING), [Drift("/etc/a", DriftAttribute.KIND, "file", "nothing")]),
+        (PathEntry(EntryKind.FILE, A, 0o644, 7, 10, "core", "wheel"), []),
+        (PathEntry(EntryKind.NOTHING), [Drift("/etc/a", DriftAttribute.KIND, "file", "nothing")]),
         (
-            ActualEntry(EntryKind.LINK, target="b"),
+            PathEntry(EntryKind.LINK, target="b"),
             [Drift("/etc/a", DriftAttribute.KIND, "file", "link")],
         ),
         (
-            ActualEntry(EntryKind.FILE, B, 0o1600, 0, 10, "root", ""),
+            PathEntry(EntryKind.FILE, B, 0o1600, 0, 10, "root", ""),
             [
                 Drift("/etc/a", DriftAttribute.CONTENTS, "<withheld>", "<withheld>"),
                 Drift("/etc/a", DriftAttribute.MODE, "0644", "1600"),
@@ -94,7 +93,7 @@ FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
             ],
         ),
         (
-            ActualEntry(
+            PathEntry(
                 EntryKind.FILE,
                 A,
                 0o644,
@@ -103,30 +102,30 @@ FILE = ExpectedEntry("/etc/a", EntryKind.FILE, "a", 0o644, 7, "wheel")
                 "core",
                 "wheel",
                 label="tmp_t",
-                default_label="etc_t",
+                expected_label="etc_t",
             ),
             [Drift("/etc/a", DriftAttribute.LABEL, "etc_t", "tmp_t")],
         ),
     ],
 )
 def test_file_drifts_by_kind_contents_mode_owner_and_label(
-    found: ActualEntry, drifts: list[Drift]
+    found: PathEntry, drifts: list[Drift]
 ) -> None:
     assert list(compare_entry(FILE, found)) == drifts
 
 
 def test_link_drifts_by_its_target() -> None:
     link = ExpectedEntry("/etc/l", EntryKind.LINK, target="a")
-    assert compare_entry(link, ActualEntry(EntryKind.LINK, mode=0o777, target="a")) == ()
-    assert compare_entry(link, ActualEntry(EntryKind.LINK, target="b")) == (
+    assert compare_entry(link, PathEntry(EntryKind.LINK, mode=0o777, target="a")) == ()
+    assert compare_entry(link, PathEntry(EntryKind.LINK, target="b")) == (
         Drift("/etc/l", DriftAttribute.TARGET, "a", "b"),
     )
 
 
 def test_unexpected_entry_drifts_by_existing() -> None:
     nothing = ExpectedEntry("/etc/x", EntryKind.NOTHING)
-    assert compare_entry(nothing, ActualEntry(EntryKind.NOTHING)) == ()
-    assert [str(drift) for drift in compare_entry(nothing, ActualEntry(EntryKind.FILE))] == [
+    assert compare_entry(nothing, PathEntry(EntryKind.NOTHING)) == ()
+    assert [str(drift) for drift in compare_entry(nothing, PathEntry(EntryKind.FILE))] == [
         "/etc/x: expected kind nothing, found file"
     ]
 
@@ -176,14 +175,14 @@ def test_packages_drift_by_each_missing_one() -> None:
 
 def test_contents_are_absent_from_drift_and_repr() -> None:
     entry = ExpectedEntry("/etc/a", EntryKind.FILE, "canary", 0o644, 0, 0)
-    drifts = compare_entry(entry, ActualEntry(EntryKind.FILE, A))
+    drifts = compare_entry(entry, PathEntry(EntryKind.FILE, A))
     assert "canary" not in repr(entry) + repr(drifts) + "".join(map(str, drifts))
 
 
-def as_written(entry: ExpectedEntry) -> ActualEntry:
+def as_written(entry: ExpectedEntry) -> PathEntry:
     """Return the entry on disk after a correct write."""
     user, group = entry.user or 0, entry.group or 0
-    return ActualEntry(
+    return PathEntry(
         kind=entry.kind,
         sha256=entry.compute_sha256() if entry.kind is EntryKind.FILE else "",
         mode=entry.mode or 0,
@@ -216,6 +215,6 @@ def test_drift_of_contents_has_no_digest_of_a_secret_file(
     path: str, mode: int, found_mode: int, *, is_shown: bool
 ) -> None:
     entry = ExpectedEntry(path, EntryKind.FILE, "a", mode)
-    (drift, *_) = compare_entry(entry, ActualEntry(EntryKind.FILE, B, found_mode))
+    (drift, *_) = compare_entry(entry, PathEntry(EntryKind.FILE, B, found_mode))
     assert str(drift) == f"{path}: contents differ"
     assert (B in drift.actual, A in drift.expected) == (is_shown, is_shown)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from treenail.api.ignition.model import Contents
-from treenail.config.drift_comparison import ActualEntry, EntryKind
 from treenail.config.image_content import (
     ImageContent,
     assume_provided,
@@ -18,6 +17,7 @@ from treenail.config.image_content import (
 )
 from treenail.config.node_paths import KUBELET_CA, REGISTRY_CAS
 from treenail.config.wanted_state import WantedFile, WantedLink, WantedState, WantedUnit, WantedUser
+from treenail.observations import EntryKind, PathEntry
 
 APP, UNIT = "/etc/app.conf", "app.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -25,9 +25,9 @@ DROPIN_FILE = f"{UNIT_FILE}.d/10-a.conf"
 TEXT = "[Install]\nWantedBy=multi-user.target\n"
 
 
-def found(text: str, *, mode: int = 0o644, uid: int = 0) -> ActualEntry:
+def found(text: str, *, mode: int = 0o644, uid: int = 0) -> PathEntry:
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return ActualEntry(EntryKind.FILE, digest, mode, uid)
+    return PathEntry(EntryKind.FILE, digest, mode, uid)
 
 
 def wanted(*paths: str, unit: WantedUnit | None = None) -> WantedState:
@@ -47,10 +47,10 @@ def test_same_file_is_provided() -> None:
         (found("other"), "/etc/app.conf has other contents"),
         (found("text", mode=0o600), "/etc/app.conf has mode 0600 instead of 0644"),
         (found("text", uid=5), "/etc/app.conf has user 5 instead of 0"),
-        (ActualEntry(EntryKind.DIRECTORY), "/etc/app.conf has kind directory instead of file"),
+        (PathEntry(EntryKind.DIRECTORY), "/etc/app.conf has kind directory instead of file"),
     ],
 )
-def test_other_file_is_missing(entry: ActualEntry | None, text: str) -> None:
+def test_other_file_is_missing(entry: PathEntry | None, text: str) -> None:
     split = compare_with_image(wanted(APP), ImageContent({} if entry is None else {APP: entry}))
     assert split.provided == set()
     error = make_missing_error("rendered-a", "quay.io/os", split.missing)
@@ -165,7 +165,7 @@ def test_named_owner_is_left_to_the_agent_where_it_can_write(
 
 def test_mask_below_usr_is_provided() -> None:
     path = "/etc/systemd/system/a.service"
-    mask = ActualEntry(EntryKind.LINK, target="/dev/null")
+    mask = PathEntry(EntryKind.LINK, target="/dev/null")
     content = ImageContent(vendor_entries={path: mask}, unit_states={"a.service": "masked"})
     split = compare_with_image(wanted(unit=WantedUnit("a.service", mask=True)), content)
     assert split.missing == ()
@@ -174,8 +174,8 @@ def test_mask_below_usr_is_provided() -> None:
 
 def test_links_are_compared_by_target() -> None:
     state = WantedState(links={APP: WantedLink(APP, "b")})
-    same = ImageContent({APP: ActualEntry(EntryKind.LINK, target="b")})
-    other = ImageContent({APP: ActualEntry(EntryKind.LINK, target="c")})
+    same = ImageContent({APP: PathEntry(EntryKind.LINK, target="b")})
+    other = ImageContent({APP: PathEntry(EntryKind.LINK, target="c")})
     assert compare_with_image(state, same).provided == {APP}
     assert [each.subject for each in compare_with_image(state, other).missing] == [APP]
 

@@ -35,7 +35,6 @@ from tests.fakes.world import (
 )
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.config.drift_comparison import ActualEntry, EntryKind
 from treenail.config.image_content import ImageContent, list_image_paths
 from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
@@ -58,6 +57,7 @@ from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.state_file import CrashRecordFile, Ledger
 from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.observations import EntryKind, PathEntry
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 from treenail.update.state import ledger_record as records
 from treenail.update.state.ledger_record import Target, UpdateOutcome
@@ -108,9 +108,9 @@ class FakeImages:
         )
 
 
-def _describe_entry(entry: Entry) -> ActualEntry:
+def _describe_entry(entry: Entry) -> PathEntry:
     digest = hashlib.sha256(entry.content).hexdigest()
-    return ActualEntry(EntryKind(entry.kind), digest, entry.mode, entry.uid, entry.gid)
+    return PathEntry(EntryKind(entry.kind), digest, entry.mode, entry.uid, entry.gid)
 
 
 class DiskLedger(FakeLedger):

@@ -8,20 +8,11 @@ from itertools import chain
 
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths, wanted_state
+from treenail.observations import EntryKind, PathEntry
 from treenail.sanitize import escape_line
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
-
-
-class EntryKind(StrEnum):
-    """Kind of entry at a path."""
-
-    FILE = "file"
-    DIRECTORY = "directory"
-    LINK = "link"
-    NOTHING = "nothing"
-    OTHER = "something else"
 
 
 class DriftAttribute(StrEnum):
@@ -38,27 +29,6 @@ class DriftAttribute(StrEnum):
     KERNEL_ARGUMENTS = "kernel arguments"
     PACKAGES = "packages"
     IMAGE = "image"
-
-
-@dataclass(frozen=True, slots=True)
-class ActualEntry:
-    """Entry found at a path; a link is not followed.
-
-    ``user`` and ``group`` are the names of ``uid`` and ``gid`` on the node, empty without a name.
-    ``default_label`` is the SELinux label that the node's policy assigns to the path. It equals
-    ``label`` where the policy accepts that one.
-    """
-
-    kind: EntryKind
-    sha256: str = ""
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    user: str = ""
-    group: str = ""
-    target: str = ""
-    label: str = ""
-    default_label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +110,7 @@ def list_expected_paths(wanted: wanted_state.WantedState) -> Iterator[str]:
             yield path
 
 
-def compare_entry(entry: ExpectedEntry, actual: ActualEntry) -> tuple[Drift, ...]:
+def compare_entry(entry: ExpectedEntry, actual: PathEntry) -> tuple[Drift, ...]:
     """Compare one path with its expected entry; entries of another kind differ only in that."""
     if entry.kind is not actual.kind:
         return (Drift(entry.path, DriftAttribute.KIND, entry.kind, actual.kind),)
@@ -248,7 +218,7 @@ def _expect_unit_files(unit: wanted_state.WantedUnit) -> Iterator[ExpectedEntry]
             yield ExpectedEntry(path, EntryKind.NOTHING)
 
 
-def _find_differences(entry: ExpectedEntry, present: ActualEntry) -> Iterator[Drift]:
+def _find_differences(entry: ExpectedEntry, present: PathEntry) -> Iterator[Drift]:
     if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != present.sha256:
         expected, actual = f"sha256:{digest}", f"sha256:{present.sha256}"
         mode = present.mode if entry.mode is None else entry.mode & present.mode
@@ -270,9 +240,9 @@ def _find_differences(entry: ExpectedEntry, present: ActualEntry) -> Iterator[Dr
 
         target, actual_target = redact_line(entry.target), redact_line(present.target)
         yield Drift(entry.path, DriftAttribute.TARGET, target, actual_target)
-    if present.default_label and present.label != present.default_label:
+    if present.expected_label and present.label != present.expected_label:
         yield Drift(
-            entry.path, DriftAttribute.LABEL, present.default_label, present.label or "nothing"
+            entry.path, DriftAttribute.LABEL, present.expected_label, present.label or "nothing"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from treenail import errors, sanitize
 from treenail.config import drift_comparison, node_paths, wanted_state
+from treenail.observations import EntryKind, PathEntry
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -25,18 +26,18 @@ _OUTSIDE_IMAGES = (
     *(f"{directory}/" for directory in node_paths.SYSTEM_DIRECTORIES),
     *(f"/{name}/" for name in ("boot", "home", "root", "run", "tmp", "var")),
 )
-_NOTHING = drift_comparison.ActualEntry(drift_comparison.EntryKind.NOTHING)
+_NOTHING = PathEntry(EntryKind.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageContent:
     """The content of a deployment's tree at the paths of a config, before any local change."""
 
-    entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
+    entries: Mapping[str, PathEntry] = field(default_factory=dict)
     """The entry at each path of `list_image_paths`; /etc is the one of the image."""
     resolved_paths: Mapping[str, str] = field(default_factory=dict)
     """The resolved path of each path that leads through symbolic links of the image."""
-    vendor_entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
+    vendor_entries: Mapping[str, PathEntry] = field(default_factory=dict)
     """The entry below /usr in place of each unit file or drop-in below /etc that the image lacks.
     """
     unit_states: Mapping[str, str] = field(default_factory=dict)
@@ -101,9 +102,9 @@ def compare_with_image(wanted: wanted_state.WantedState, content: ImageContent) 
         actual = content.entries.get(path, _NOTHING)
         # A hard link has no expected entry: its name alone can be compared.
         drifts = drift_comparison.compare_entry(
-            entry or drift_comparison.ExpectedEntry(path, drift_comparison.EntryKind.FILE), actual
+            entry or drift_comparison.ExpectedEntry(path, EntryKind.FILE), actual
         )
-        if drifts and (entry or actual.kind is not drift_comparison.EntryKind.FILE):
+        if drifts and (entry or actual.kind is not EntryKind.FILE):
             if not _can_agent_complete(wanted, path):
                 missing += drifts
         else:
@@ -217,17 +218,17 @@ def _has_vendor_entry(entry: drift_comparison.ExpectedEntry, content: ImageConte
     """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
     above = content.entries.get(entry.path, _NOTHING)
     vendor = content.vendor_entries.get(entry.path, _NOTHING)
-    if above.kind is not drift_comparison.EntryKind.NOTHING or vendor.kind is not entry.kind:
+    if above.kind is not EntryKind.NOTHING or vendor.kind is not entry.kind:
         return False
-    if entry.kind is drift_comparison.EntryKind.LINK:
+    if entry.kind is EntryKind.LINK:
         return entry.target == vendor.target == drift_comparison.MASK_TARGET
-    return entry.kind is drift_comparison.EntryKind.FILE and entry.compute_sha256() == vendor.sha256
+    return entry.kind is EntryKind.FILE and entry.compute_sha256() == vendor.sha256
 
 
 def _format_missing(drift: drift_comparison.Drift) -> str:
     if (
         drift.attribute is drift_comparison.DriftAttribute.KIND
-        and drift.actual == drift_comparison.EntryKind.NOTHING
+        and drift.actual == EntryKind.NOTHING
     ):
         text = f"{drift.subject} is missing"
     elif drift.attribute is drift_comparison.DriftAttribute.CONTENTS:

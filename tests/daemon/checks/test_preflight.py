@@ -12,18 +12,13 @@ from tests.update.build import B
 from treenail.daemon.checks.preflight import AGENT_UNIT, PreflightChecker
 from treenail.daemon.checks.signature_policy import needs_signature
 from treenail.errors import BusError, HostError, PreflightError
-from treenail.host.container import registry
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.systemd.logind import InhibitorLock
 from treenail.host.systemd.systemd import SystemdUnit
-from treenail.update.checks.preflight import (
-    ImageLayer,
-    ImageManifest,
-    RegistryProblem,
-    find_preflight_problems,
-)
+from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
+from treenail.update.checks.preflight import find_preflight_problems
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.checks.signature_policy import SignatureRule, SignatureTrust
 from treenail.update.state.ledger_record import LedgerRecord, RetainedDeployment, to_json
@@ -35,12 +30,9 @@ class Machine:
     """The programs and files that the checks read, on a machine without findings."""
 
     def __init__(self) -> None:
-        self.answer: registry.ImageInspection | registry.InspectionProblem | None = (
-            registry.ImageInspection(
-                "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10),), LABELS
-            )
+        self.answer: ImageInspection | InspectionProblem | None = ImageInspection(
+            "amd64", 100.0, (ImageLayer("sha256:1", 10),), LABELS
         )
-        self.platforms: tuple[registry.PlatformManifest, ...] = ()
         self.inspected: list[tuple[str, str]] = []
         self.held: list[InhibitorLock] = []
         self.active: tuple[str, ...] = ()
@@ -50,14 +42,9 @@ class Machine:
 
     def inspect_image(
         self, image: str, *, auth_file: str = ""
-    ) -> registry.ImageInspection | registry.InspectionProblem | None:
+    ) -> ImageInspection | InspectionProblem | None:
         self.inspected.append((image, auth_file))
         return self.answer
-
-    def list_platforms(
-        self, image: str, *, auth_file: str = ""
-    ) -> tuple[registry.PlatformManifest, ...]:
-        return self.platforms
 
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         return tuple(SystemdUnit(name, "loaded", "active", "", "/") for name in self.active)
@@ -115,7 +102,7 @@ def test_healthy_machine_has_no_findings(root: Root) -> None:
     machine = Machine()
     found = preflight(root, machine).collect_conditions(B.image)
     assert find_preflight_problems(found) == ()
-    assert found.manifest == ImageManifest("amd64", 100.0, (ImageLayer("sha256:1", 10),))
+    assert found.inspection == machine.answer
     assert [each.path for each in found.spaces] == ["/sysroot", "/var"]
     assert machine.inspected == [(B.image, "")]
     assert list(root.resolve_path("/var/lib/treenail").iterdir()) == []
@@ -131,18 +118,19 @@ def test_registry_receives_the_merged_logins(root: Root) -> None:
 
 def test_registry_problem_is_a_finding(root: Root) -> None:
     machine = Machine()
-    machine.answer = registry.InspectionProblem("ImageNotFound", "manifest unknown")
+    machine.answer = InspectionProblem("ImageNotFound", "manifest unknown")
     found = preflight(root, machine).collect_conditions(B.image)
-    assert found.manifest == RegistryProblem(PreflightReason.IMAGE_NOT_FOUND, "manifest unknown")
+    assert found.inspection == machine.answer
+    (problem,) = find_preflight_problems(found)
+    assert problem.reason is PreflightReason.IMAGE_NOT_FOUND
+    assert problem.message.endswith("manifest unknown")
 
 
 def test_manifest_list_without_this_platform_names_its_platforms(root: Root) -> None:
     machine = Machine()
-    machine.answer = registry.InspectionProblem("WrongArchitecture", "no image found in list")
-    machine.platforms = (
-        registry.PlatformManifest("sha256:1", "linux/arm64"),
-        registry.PlatformManifest("sha256:2", "linux/s390x"),
-    )
+    text = "no image found in list"
+    platforms = ("linux/arm64", "linux/s390x")
+    machine.answer = InspectionProblem("WrongArchitecture", text, platforms)
     (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert problem.is_blocking
     assert str(problem) == (
@@ -150,7 +138,7 @@ def test_manifest_list_without_this_platform_names_its_platforms(root: Root) -> 
         "this machine; it has linux/arm64, linux/s390x"
     )
     assert problem.remedy == "request an image of this architecture, or a multi-arch image"
-    machine.platforms = ()
+    machine.answer = InspectionProblem("WrongArchitecture", text)
     (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert problem.message == (
         f"{B.image} has no manifest for linux/amd64, the platform of this machine"
@@ -159,12 +147,12 @@ def test_manifest_list_without_this_platform_names_its_platforms(root: Root) -> 
 
 def test_foreign_texts_of_a_registry_problem_are_escaped_and_bounded(root: Root) -> None:
     machine = Machine()
-    machine.answer = registry.InspectionProblem("WrongArchitecture", "no image\x1b[2J")
-    machine.platforms = tuple(registry.PlatformManifest("", f"linux/\x1b{n}") for n in range(500))
+    platforms = tuple(f"linux/\x1b{n}" for n in range(500))
+    machine.answer = InspectionProblem("WrongArchitecture", "no image\x1b[2J", platforms)
     (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert problem.message.endswith(r"linux/\u001b6, linux/\u001b7 and 492 more")
     assert problem.message.isprintable()
-    machine.answer = registry.InspectionProblem("RegistryFailed", "a \x1b[2J b")
+    machine.answer = InspectionProblem("RegistryFailed", "a \x1b[2J b")
     (problem,) = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert problem.message.endswith(r"a \u001b[2J b")
 
@@ -182,7 +170,7 @@ def test_image_without_bootable_label_is_a_finding(
     root: Root, labels: dict[str, str], reasons: list[PreflightReason]
 ) -> None:
     machine = Machine()
-    machine.answer = registry.ImageInspection("amd64", 100.0, (), labels)
+    machine.answer = ImageInspection("amd64", 100.0, (), labels)
     found = find_preflight_problems(preflight(root, machine).collect_conditions(B.image))
     assert [each.reason for each in found] == reasons
     assert all("ostree.bootable" in each.message for each in found)
@@ -196,7 +184,7 @@ def test_missing_skopeo_leaves_registry_unchecked(root: Root) -> None:
 
 def test_empty_image_reads_no_registry(root: Root) -> None:
     machine = Machine()
-    assert preflight(root, machine).collect_conditions("").manifest is None
+    assert preflight(root, machine).collect_conditions("").inspection is None
     assert machine.inspected == []
 
 
@@ -335,9 +323,7 @@ def test_check_before_drain_reads_only_the_machine(root: Root) -> None:
 def test_check_before_drain_needs_space_for_missing_layers(root: Root) -> None:
     machine = Machine()
     flight = preflight(root, machine)
-    machine.answer = registry.ImageInspection(
-        "amd64", 100.0, (registry.RegistryLayer("sha256:1", 10**17),), LABELS
-    )
+    machine.answer = ImageInspection("amd64", 100.0, (ImageLayer("sha256:1", 10**17),), LABELS)
     with pytest.raises(PreflightError):
         flight.check_image(B.image)
     with pytest.raises(PreflightError, match="NoSpaceOnSysroot"):

@@ -11,7 +11,7 @@ from tests.fakes.host_machine import make_machine
 from tests.waiting import wait_until
 from treenail.api.machineconfig import MachineConfig
 from treenail.clocks import SystemClock
-from treenail.config.drift_comparison import Drift, DriftAttribute, EntryKind
+from treenail.config.drift_comparison import Drift, DriftAttribute
 from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import DriftMonitor
@@ -24,6 +24,7 @@ from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.observations import EntryKind
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
 from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state.ledger_record import Target

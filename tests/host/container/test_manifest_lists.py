@@ -10,14 +10,10 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.fakes.oci_registry import OciRegistry
 from treenail.clocks import SystemClock
-from treenail.host.container.registry import (
-    ImageInspection,
-    InspectionProblem,
-    PlatformManifest,
-    SkopeoClient,
-)
+from treenail.host.container.registry import SkopeoClient
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.kernel import HostKernel
+from treenail.observations import ImageInspection, InspectionProblem
 from treenail.process import ProgramRunner
 
 pytestmark = [
@@ -53,10 +49,7 @@ def test_list_with_this_platform_is_inspected_as_its_image(
     found = skopeo.inspect_image(image)
     assert isinstance(found, ImageInspection)
     assert (found.architecture, found.labels) == (here, {"name": "here"})
-    assert skopeo.list_platforms(image) == (
-        PlatformManifest(manifests["s390x"], "linux/s390x"),
-        PlatformManifest(manifests[here], f"linux/{here}"),
-    )
+    assert skopeo.list_platforms(image) == ("linux/s390x", f"linux/{here}")
     assert skopeo.list_platforms(registry.pull_spec(manifests[here])) == ()
 
 
@@ -68,7 +61,7 @@ def test_list_without_this_platform_is_a_problem(
     found = skopeo.inspect_image(image)
     assert isinstance(found, InspectionProblem)
     assert found.kind == "WrongArchitecture"
-    assert [each.platform for each in skopeo.list_platforms(image)] == ["linux/s390x", "linux/arm"]
+    assert found.platforms == ("linux/s390x", "linux/arm")
 
 
 def test_platforms_of_missing_image_are_unknown(

@@ -7,12 +7,8 @@ import pytest
 
 from tests.fakes.clock import FakeClock
 from treenail.clocks import SystemClock
-from treenail.host.container.registry import (
-    ImageInspection,
-    InspectionProblem,
-    RegistryLayer,
-    SkopeoClient,
-)
+from treenail.host.container.registry import SkopeoClient
+from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
 from treenail.process import ProgramRunner
 
 pytestmark = pytest.mark.process
@@ -53,7 +49,7 @@ def test_inspect_image_returns_architecture_layers_and_labels(tmp_path: Path) ->
     assert found == ImageInspection(
         "arm64",
         1767225600.123456,
-        (RegistryLayer("sha256:1", 10), RegistryLayer("sha256:2", 0)),
+        (ImageLayer("sha256:1", 10), ImageLayer("sha256:2", 0)),
         {"ostree.bootable": "true"},
     )
     assert (tmp_path / "arguments").read_text().split() == [

@@ -11,7 +11,7 @@ from treenail.host.system.disk_space import (
     compute_freeable_boot_bytes,
     compute_kernel_bytes,
     list_stored_layers,
-    read_file_system,
+    read_filesystem_space,
 )
 
 BOOTED, OLDER = "b" * 64, "c" * 64
@@ -22,9 +22,9 @@ def write(path: Path, size: int) -> None:
     path.write_bytes(b"x" * size)
 
 
-def test_read_file_system_returns_space_and_files(tmp_path: Path) -> None:
+def test_read_filesystem_space_returns_space_and_files(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
-    found = read_file_system(Root(tmp_path), "/var")
+    found = read_filesystem_space(Root(tmp_path), "/var")
     assert found is not None
     assert found.device == tmp_path.stat().st_dev
     assert 0 < found.free_bytes <= found.size_bytes
@@ -32,14 +32,14 @@ def test_read_file_system_returns_space_and_files(tmp_path: Path) -> None:
     assert not found.is_read_only
 
 
-def test_read_file_system_of_missing_path_is_none(tmp_path: Path) -> None:
-    assert read_file_system(Root(tmp_path), "/boot") is None
+def test_read_filesystem_space_of_missing_path_is_none(tmp_path: Path) -> None:
+    assert read_filesystem_space(Root(tmp_path), "/boot") is None
 
 
-def test_read_file_system_error_states_cause(tmp_path: Path) -> None:
+def test_read_filesystem_space_error_states_cause(tmp_path: Path) -> None:
     (tmp_path / "var").symlink_to("var")
     with pytest.raises(FileError, match="symbolic links"):
-        read_file_system(Root(tmp_path), "/var")
+        read_filesystem_space(Root(tmp_path), "/var")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_read_only_mount_does_not_mean_read_only_file_system(
         "22 1 0:5 / /proc rw - proc proc ro\n"
         f"36 35 {number} /a /var {mount},noatime shared:1 - xfs /dev/vda4 {options},seclabel\n"
     )
-    found = read_file_system(Root(tmp_path), "/", mountinfo=mounts)
+    found = read_filesystem_space(Root(tmp_path), "/", mountinfo=mounts)
     assert found is not None
     assert found.is_read_only is read_only
 

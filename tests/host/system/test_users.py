@@ -9,6 +9,7 @@ from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.accounts import Accounts
 from treenail.host.system.users import ShadowFile, is_locked
+from treenail.observations import EntryKind, PathEntry
 
 SHADOW = "root:*:19000:0:99999:7:::\ncore:$6$old:19000:0:99999:7:::\nlast:!!:19000::::::\n"
 
@@ -38,11 +39,9 @@ def test_accounts_come_from_etc_and_usr_lib(root):
         990,
     )
     assert (accounts.find_uid(7), accounts.find_uid("root")) == (7, 0)
-    assert (
-        accounts.find_user_name(1000),
-        accounts.find_group_name(1001),
-        accounts.find_user_name(5),
-    ) == ("core", "core", "")
+    core = accounts.name_owner(PathEntry(EntryKind.FILE, uid=1000, gid=1001))
+    unnamed = accounts.name_owner(PathEntry(EntryKind.FILE, uid=5, gid=5))
+    assert (core.user, core.group, unnamed.user, unnamed.group) == ("core", "core", "", "")
     assert (accounts.has_user("core"), accounts.has_user("guest")) == (True, False)
     with pytest.raises(FileError, match="there is no user guest on this machine"):
         accounts.find_uid("guest")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from treenail.clocks import SystemClock
-from treenail.host.container.registry import ImageInspection, InspectionProblem, SkopeoClient
+from treenail.host.container.registry import SkopeoClient
+from treenail.observations import ImageInspection, InspectionProblem
 from treenail.process import ProgramRunner
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image

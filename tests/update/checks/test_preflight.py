@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.update.build import B
-from treenail.update.checks.preflight import (
+from treenail.api.pullspec import BOOTABLE_LABELS
+from treenail.observations import (
     FilesystemSpace,
+    ImageInspection,
     ImageLayer,
-    ImageManifest,
+    InspectionProblem,
+)
+from treenail.update.checks.preflight import (
     PreflightFacts,
-    RegistryProblem,
     UnreadableFilesystem,
     find_preflight_problems,
     make_preflight_error,
@@ -23,12 +26,13 @@ BUILT = 1_700_000_000.0
 BOOT = FilesystemSpace("/boot", 1, 900 * 1024**2, GIB, 60_000, 65_536)
 SYSROOT = FilesystemSpace("/sysroot", 2, 60 * GIB, 100 * GIB, 5_000_000, 6_000_000)
 VAR = FilesystemSpace("/var", 2, 60 * GIB, 100 * GIB, 5_000_000, 6_000_000)
+LABELS = {BOOTABLE_LABELS[0]: "1"}
 LAYERS = (ImageLayer("sha256:held", 5 * GIB), ImageLayer("sha256:new", GIB))
 
 GOOD = PreflightFacts(
     now=BUILT + 100,
     image=B.image,
-    manifest=ImageManifest("amd64", BUILT, LAYERS),
+    inspection=ImageInspection("amd64", BUILT, LAYERS, LABELS),
     signature_rule=SignatureRule(SignatureTrust.UNSIGNED, "default"),
     architecture="amd64",
     spaces=(BOOT, SYSROOT, VAR),
@@ -44,7 +48,7 @@ def with_space(changed: FilesystemSpace | UnreadableFilesystem) -> PreflightFact
 
 
 def registry(reason: PreflightReason) -> PreflightFacts:
-    return replace(GOOD, manifest=RegistryProblem(reason, "the text of the registry"))
+    return replace(GOOD, inspection=InspectionProblem(reason, "the text of the registry"))
 
 
 FAULTS: dict[PreflightReason, PreflightFacts] = {
@@ -64,10 +68,10 @@ FAULTS: dict[PreflightReason, PreflightFacts] = {
         )
     },
     PreflightReason.IMAGE_NOT_BOOTABLE: replace(
-        GOOD, manifest=ImageManifest("amd64", BUILT, LAYERS, is_bootable=False)
+        GOOD, inspection=ImageInspection("amd64", BUILT, LAYERS)
     ),
     PreflightReason.WRONG_ARCHITECTURE: replace(
-        GOOD, manifest=ImageManifest("arm64", BUILT, LAYERS)
+        GOOD, inspection=ImageInspection("arm64", BUILT, LAYERS, LABELS)
     ),
     PreflightReason.SIGNATURE_REJECTED: replace(
         GOOD, signature_rule=SignatureRule(SignatureTrust.REJECTED, "default")
@@ -145,7 +149,7 @@ def test_unknown_facts_block_nothing() -> None:
 
 
 def test_update_without_image_ignores_registry_and_policy() -> None:
-    facts = replace(GOOD, image="", manifest=None, signature_rule="not JSON")
+    facts = replace(GOOD, image="", inspection=None, signature_rule="not JSON")
     assert find_preflight_problems(facts) == ()
 
 

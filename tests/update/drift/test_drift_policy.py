@@ -1,6 +1,7 @@
 """Reactions to drift, by path and by the number of repairs."""
 
-from treenail.config.drift_comparison import Drift, DriftAttribute, EntryKind
+from treenail.config.drift_comparison import Drift, DriftAttribute
+from treenail.observations import EntryKind
 from treenail.update.drift.drift_policy import (
     HOUR_S,
     DriftAssessment,

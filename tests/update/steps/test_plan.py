@@ -11,7 +11,6 @@ from treenail.api.disruptionpolicy import (
     RestartPolicyAction,
 )
 from treenail.api.ignition.model import Contents
-from treenail.config.drift_comparison import ActualEntry, EntryKind
 from treenail.config.wanted_state import (
     WantedDirectory,
     WantedFile,
@@ -21,6 +20,7 @@ from treenail.config.wanted_state import (
     WantedUser,
 )
 from treenail.errors import LedgerError
+from treenail.observations import EntryKind, PathEntry
 from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
 from treenail.update.steps.inventory import (
     Inventory,
@@ -52,9 +52,9 @@ def file(path: str, text: str = "new", mode: int = 0o644) -> WantedFile:
 
 def actual(
     text: str = "new", mode: int = 0o644, kind: EntryKind = EntryKind.FILE, target: str = ""
-) -> ActualEntry:
+) -> PathEntry:
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return ActualEntry(kind, digest, mode, user="root", group="root", target=target)
+    return PathEntry(kind, digest, mode, user="root", group="root", target=target)
 
 
 def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -> list[str]:
@@ -230,9 +230,11 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
             wanted(file("/etc/a"), file("/etc/b"), WantedUnit("a.service", "x", enabled=True)),
             Inventory(
                 {
-                    "/etc/a": replace(actual(), label="wrong_t", default_label="etc_t"),
-                    "/etc/b": replace(actual("other"), label="", default_label="etc_t"),
-                    f"{UNITS}/a.service": replace(actual("x"), label="x_t", default_label="unit_t"),
+                    "/etc/a": replace(actual(), label="wrong_t", expected_label="etc_t"),
+                    "/etc/b": replace(actual("other"), label="", expected_label="etc_t"),
+                    f"{UNITS}/a.service": replace(
+                        actual("x"), label="x_t", expected_label="unit_t"
+                    ),
                 },
                 unit_states={"a.service": "enabled"},
             ),
@@ -300,7 +302,7 @@ def test_daemon_reload_comes_before_reloads_and_restarts():
 
 def test_relabel_is_no_difference_and_needs_no_service_step():
     new = wanted(file("/etc/a"), WantedUnit("a.service", "x"))
-    labelled = {"label": "wrong_t", "default_label": "right_t"}
+    labelled = {"label": "wrong_t", "expected_label": "right_t"}
     inventory = Inventory(
         {
             "/etc/a": replace(actual(), **labelled),

@@ -8,17 +8,21 @@ import re
 from dataclasses import replace
 
 from treenail import errors
-from treenail.api.pullspec import BOOTABLE_LABELS
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
 from treenail.daemon.interfaces import OSBackend
-from treenail.host.container import registry as registries
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import disk_space as spaces
 from treenail.host.system import state_file
 from treenail.host.systemd.systemd import Systemd
+from treenail.observations import (
+    EntryKind,
+    FilesystemSpace,
+    ImageInspection,
+    InspectionProblem,
+)
 from treenail.update.checks import preflight, preflight_reason
 from treenail.update.checks.signature_policy import SignatureRule
 from treenail.update.state import ledger_record as records
@@ -73,7 +77,7 @@ _PROBE_FILE = f"{state_file.STATE_DIRECTORY}/preflight"
 def has_agent_unit(tree: root_directory.Root) -> bool:
     """Return whether the tree of a deployment contains the agent's unit; raises `FileError`."""
     return (
-        path_stat.stat_paths(tree, disk.Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != path_stat.NOTHING
+        path_stat.stat_paths(tree, disk.Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != EntryKind.NOTHING
     )
 
 
@@ -96,7 +100,7 @@ class PreflightChecker:
         self._only_warn = only_warn
         self._has_image_store = has_image_store
         self._warned: frozenset[preflight.PreflightFinding] = frozenset()
-        self._manifests: dict[str, preflight.ImageManifest] = {}
+        self._inspections: dict[str, ImageInspection] = {}
 
     def check_image(self, image: str) -> None:
         """Raise `PreflightError` when something would make an update to the image fail.
@@ -109,7 +113,7 @@ class PreflightChecker:
         """Check again when the image is already on this machine, without registry and policy."""
         self._report_findings(
             self._collect_machine_conditions(
-                image, self._manifests.get(image), has_image_store=False
+                image, self._inspections.get(image), has_image_store=False
             )
         )
 
@@ -156,12 +160,12 @@ class PreflightChecker:
             if image
             else None
         )
-        manifest = self._fetch_manifest(image) if image else None
-        if isinstance(manifest, preflight.ImageManifest):
-            self._manifests = {image: manifest}
+        inspection = self._inspect_image(image) if image else None
+        if isinstance(inspection, ImageInspection):
+            self._inspections = {image: inspection}
         return replace(
             self._collect_machine_conditions(
-                image, manifest, has_image_store=self._has_image_store
+                image, inspection, has_image_store=self._has_image_store
             ),
             signature_rule=signature_rule,
             missing_keys=self._find_missing_keys(signature_rule),
@@ -170,7 +174,7 @@ class PreflightChecker:
     def _collect_machine_conditions(
         self,
         image: str,
-        manifest: preflight.ImageManifest | preflight.RegistryProblem | None,
+        inspection: ImageInspection | InspectionProblem | None,
         *,
         has_image_store: bool,
     ) -> preflight.PreflightFacts:
@@ -178,7 +182,7 @@ class PreflightChecker:
         return preflight.PreflightFacts(
             now=self._machine.clock.now(),
             image=image,
-            manifest=manifest,
+            inspection=inspection,
             needs_storage=has_image_store,
             architecture=machine.kernel.find_architecture(),
             spaces=tuple(
@@ -193,35 +197,13 @@ class PreflightChecker:
             ledger_problem=self._probe_ledger(),
         )
 
-    def _fetch_manifest(
-        self, image: str
-    ) -> preflight.ImageManifest | preflight.RegistryProblem | None:
+    def _inspect_image(self, image: str) -> ImageInspection | InspectionProblem | None:
         path = self._machine.root.resolve_path(AUTH_FILE)
         auth_file = str(path) if path.exists() else ""
         inspection = self._registry.inspect_image(image, auth_file=auth_file)
-        match inspection:
-            case registries.InspectionProblem(kind, text):
-                reason = preflight_reason.PreflightReason(kind)
-                if reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
-                    log.info("cannot inspect %s: %s", image, text)
-                    manifests = self._registry.list_platforms(image, auth_file=auth_file)
-                else:
-                    manifests = ()
-                return preflight.RegistryProblem(
-                    reason, text, tuple(manifest.platform for manifest in manifests)
-                )
-            case registries.ImageInspection():
-                layers = tuple(
-                    preflight.ImageLayer(layer.digest, layer.size_bytes)
-                    for layer in inspection.layers
-                )
-                is_bootable = any(label in inspection.labels for label in BOOTABLE_LABELS)
-                return preflight.ImageManifest(
-                    inspection.architecture, inspection.created, layers, is_bootable
-                )
-            case None:
-                log.info("skopeo is not installed; the registry is not checked before the pull")
-                return None
+        if inspection is None:
+            log.info("skopeo is not installed; the registry is not checked before the pull")
+        return inspection
 
     def _find_missing_keys(self, rule: SignatureRule | str | None) -> tuple[str, ...]:
         keys = rule.keys if isinstance(rule, SignatureRule) else ()
@@ -233,24 +215,11 @@ class PreflightChecker:
         except errors.FileError:
             return False
 
-    def _read_space(
-        self, path: str
-    ) -> preflight.FilesystemSpace | preflight.UnreadableFilesystem | None:
+    def _read_space(self, path: str) -> FilesystemSpace | preflight.UnreadableFilesystem | None:
         try:
-            space = spaces.read_file_system(self._machine.root, path)
+            return spaces.read_filesystem_space(self._machine.root, path)
         except errors.FileError as error:
             return preflight.UnreadableFilesystem(path, str(error))
-        if space is None:
-            return None
-        return preflight.FilesystemSpace(
-            path,
-            space.device,
-            space.free_bytes,
-            space.size_bytes,
-            space.free_files,
-            space.files,
-            space.is_read_only,
-        )
 
     def _compute_freeable_boot_bytes(self) -> int:
         most = spaces.compute_freeable_boot_bytes(self._machine.root)

@@ -124,9 +124,9 @@ class DriftCheck:
         self, expected_state: ExpectedState, paths: Iterable[str]
     ) -> Iterator[drift_comparison.Drift]:
         accounts = Accounts(self._files)
-        for path, path_stat in stat_paths(self._root, self._disk, paths).items():
+        for path, entry in stat_paths(self._root, self._disk, paths).items():
             yield from drift_comparison.compare_entry(
-                expected_state.entries[path], inspect.describe_path(path_stat, accounts)
+                expected_state.entries[path], accounts.name_owner(entry)
             )
 
     def _check_units(self, expected_state: ExpectedState) -> Iterator[drift_comparison.Drift]:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration import inspect
 from treenail.host.filesystem import atomic_files, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import GROUP_FILES, PASSWD_FILES, Accounts
 from treenail.host.systemd import unit_files
+from treenail.observations import EntryKind, PathEntry
 from treenail.unit_install import find_template_name
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def read_image_content(
     stats = path_stat.stat_paths(tree, disk, paths)
     prefix = str(tree.prefix)
     return image_content.ImageContent(
-        entries={path: inspect.describe_path(stat, accounts) for path, stat in stats.items()},
+        entries={path: accounts.name_owner(stat) for path, stat in stats.items()},
         resolved_paths={
             path: root_directory.strip_prefix(entry, prefix)
             for path, entry in path_stat.resolve_entries(tree, paths).items()
@@ -79,7 +80,7 @@ def read_image_content(
 
 def _find_vendor_entries(
     tree: root_directory.Root, disk: Disk, accounts: Accounts, paths: Sequence[str]
-) -> Iterator[tuple[str, drift_comparison.ActualEntry]]:
+) -> Iterator[tuple[str, PathEntry]]:
     """Yield the first entry below /usr for each path of a unit file or drop-in below /etc."""
     candidates = {
         path: [
@@ -93,10 +94,10 @@ def _find_vendor_entries(
         tree, disk, [candidate for listed in candidates.values() for candidate in listed]
     )
     for path, listed in candidates.items():
-        present = (stats[entry] for entry in listed if stats[entry].kind != path_stat.NOTHING)
+        present = (stats[entry] for entry in listed if stats[entry].kind != EntryKind.NOTHING)
         vendor_entry = next(present, None)
         if vendor_entry is not None:
-            yield path, inspect.describe_path(vendor_entry, accounts)
+            yield path, accounts.name_owner(vendor_entry)
 
 
 def _list_vendor_paths(units: Iterable[str]) -> Iterator[str]:

@@ -3,16 +3,18 @@
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from treenail import codec, errors
 from treenail.api import decode, machineconfig
-from treenail.config import drift_comparison, node_paths, wanted_state
+from treenail.config import node_paths, wanted_state
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
 from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system.accounts import Accounts
 from treenail.host.systemd import unit_files
+from treenail.observations import EntryKind, PathEntry
 from treenail.update.steps import inventory
 from treenail.update.steps import inventory as records
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
 _VENDOR_DIRECTORIES = unit_files.SEARCH_PATH[2:]
-_KINDS = {kind.value: kind for kind in drift_comparison.EntryKind}
+_UNLABELLED = attrgetter("kind", "mode", "uid", "gid", "sha256", "target")
 OWNERSHIP_LIMIT = 64 * 1024 * 1024
 """Bytes that the record of a config with many files may have."""
 
@@ -96,7 +98,7 @@ class MachineInspector:
         dropped = old.paths - owned
         restorable = self._backups.list_paths() | self._backups.find_vendor_paths(dropped)
         # A path below a symlink that this plan removes will not be in the target of that link.
-        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == path_stat.LINK)
+        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == EntryKind.LINK)
         resolved = {
             path
             for path in {*stats, *restorable}
@@ -104,7 +106,7 @@ class MachineInspector:
         }
         unit_states = self._unit_states.read_states(*units)
         return inventory.Inventory(
-            entries={path: describe_path(stat, accounts) for path, stat in stats.items()},
+            entries={path: accounts.name_owner(stat) for path, stat in stats.items()},
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
             unit_states=unit_states,
@@ -132,7 +134,7 @@ class MachineInspector:
 
     def _find_pristine(
         self,
-        stats: Mapping[str, path_stat.PathStat],
+        stats: Mapping[str, PathEntry],
         states: Mapping[str, str],
         provided: frozenset[str],
     ) -> frozenset[str]:
@@ -150,7 +152,11 @@ class MachineInspector:
         )
         return frozenset(
             (
-                *(path for path in paths if _is_same_entry(stats[path], originals[path])),
+                *(
+                    path
+                    for path in paths
+                    if _UNLABELLED(stats[path]) == _UNLABELLED(originals[path])
+                ),
                 *(unit for unit in units if states[unit] == original_states.get(unit, "")),
             )
         )
@@ -164,7 +170,7 @@ class MachineInspector:
         return {path: entry for path, entry in entries.items() if entry != path}
 
     def _find_hard_links(
-        self, new: wanted_state.WantedState, stats: Mapping[str, path_stat.PathStat]
+        self, new: wanted_state.WantedState, stats: Mapping[str, PathEntry]
     ) -> frozenset[str]:
         links = [link for link in new.links.values() if link.is_hard]
         targets = path_stat.stat_paths(self._root, self._disk, [link.target for link in links])
@@ -178,29 +184,3 @@ class MachineInspector:
 def open_booted_tree(root: root_directory.Root) -> root_directory.Root:
     """Return the booted deployment as its image was: with /usr/etc in place of /etc."""
     return root_directory.Root(root.prefix, has_usr_etc=root.resolve_path("/usr/etc").is_dir())
-
-
-def _is_same_entry(one: path_stat.PathStat, other: path_stat.PathStat) -> bool:
-    return (one.kind, one.mode, one.uid, one.gid, one.sha256, one.target) == (
-        other.kind,
-        other.mode,
-        other.uid,
-        other.gid,
-        other.sha256,
-        other.target,
-    )
-
-
-def describe_path(stat: path_stat.PathStat, accounts: Accounts) -> drift_comparison.ActualEntry:
-    return drift_comparison.ActualEntry(
-        kind=_KINDS[stat.kind],
-        sha256=stat.sha256,
-        mode=stat.mode,
-        uid=stat.uid,
-        gid=stat.gid,
-        user=accounts.find_user_name(stat.uid),
-        group=accounts.find_group_name(stat.gid),
-        target=stat.target,
-        label=stat.label,
-        default_label=stat.expected_label,
-    )

@@ -15,6 +15,7 @@ from treenail.host.machine import Machine
 from treenail.host.rollback import undo_log
 from treenail.host.system.accounts import Accounts
 from treenail.host.systemd import unit_files
+from treenail.observations import EntryKind
 from treenail.update.steps import inventory, plan, step_types
 from treenail.update.steps import inventory as records
 
@@ -285,12 +286,12 @@ class StepRunner:
     def _build_relabelled_entry(self, path: str) -> entries.Entry:
         """Return the existing entry; creating it again gives it the policy's SELinux label."""
         stat = path_stat.stat_paths(self._root, self._disk, [path])[path]
-        if stat.kind == path_stat.DIRECTORY:
+        if stat.kind == EntryKind.DIRECTORY:
             return entries.DirectoryEntry(stat.mode, stat.uid, stat.gid)
-        if stat.kind == path_stat.LINK:
+        if stat.kind == EntryKind.LINK:
             return entries.SymlinkEntry(stat.target, stat.uid, stat.gid)
         content = self._files.read_file(path, limit=_LIMIT)
-        if content is None or stat.kind != path_stat.FILE:
+        if content is None or stat.kind != EntryKind.FILE:
             raise errors.FileError(f"cannot relabel {path}: it is {stat.kind} now")
         return entries.FileEntry(lambda: content, stat.mode, stat.uid, stat.gid)
 

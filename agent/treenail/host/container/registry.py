@@ -3,10 +3,11 @@
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 
 from treenail import clocks, codec, errors, process, retry, sanitize
+from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
 
 log = logging.getLogger(__name__)
 
@@ -14,40 +15,6 @@ Json = Mapping[str, object]
 
 _MESSAGE_LIMIT = 300
 _PLATFORM_LIMIT = 60
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryLayer:
-    """A compressed layer, as the registry stores it."""
-
-    digest: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInspection:
-    """An image that can be pulled. Fields that the registry does not report are empty."""
-
-    architecture: str
-    created: float | None
-    layers: tuple[RegistryLayer, ...]
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PlatformManifest:
-    """A manifest of a manifest list: its digest, and its platform as ``OS/ARCHITECTURE``."""
-
-    digest: str
-    platform: str
-
-
-@dataclass(frozen=True, slots=True)
-class InspectionProblem:
-    """Why inspection failed: ``kind`` for programs, ``text`` from skopeo."""
-
-    kind: str
-    text: str
 
 
 # Match a word of the message, not part of the name of a host, repository or file.
@@ -111,7 +78,7 @@ class SkopeoClient:
     def inspect_image(
         self, image: str, *, auth_file: str = ""
     ) -> ImageInspection | InspectionProblem | None:
-        """Return the image with this pull spec, or the problem; None if skopeo is not installed.
+        """Inspect the image with this pull spec; return None if skopeo is not installed.
 
         ``auth_file`` holds the pull secret; skopeo's arguments, visible in /proc, contain none.
         """
@@ -121,13 +88,20 @@ class SkopeoClient:
         except errors.CommandError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
-            return _classify_error(error)
+            problem = _classify_error(error)
+            if problem.kind != "WrongArchitecture":
+                return problem
+            log.info("cannot inspect %s: %s", image, problem.text)
+            return replace(problem, platforms=self.list_platforms(image, auth_file=auth_file))
         return _parse_inspection(output)
 
-    def list_platforms(self, image: str, *, auth_file: str = "") -> tuple[PlatformManifest, ...]:
-        """Return the manifests of a manifest list; empty for a single manifest, or on failure."""
+    def list_platforms(self, image: str, *, auth_file: str = "") -> tuple[str, ...]:
+        """Return the platforms of a manifest list, each as ``OS/ARCHITECTURE``.
+
+        Empty for a single manifest, or on failure.
+        """
         try:
-            return _parse_manifest_list(self._run_inspect("--raw", image, auth_file))
+            return _parse_platforms(self._run_inspect("--raw", image, auth_file))
         except errors.CommandError as error:
             log.info("cannot list the platforms of %s: %s", image, error)
             return ()
@@ -153,8 +127,8 @@ def _is_outage(error: BaseException) -> bool:
 
 def _classify_error(error: errors.CommandError) -> InspectionProblem:
     if not error.stderr:
-        kind = "RegistryTimeout" if isinstance(error, errors.CommandTimeoutError) else ""
-        return InspectionProblem(kind, str(error))
+        is_timeout = isinstance(error, errors.CommandTimeoutError)
+        return InspectionProblem("RegistryTimeout" if is_timeout else "RegistryFailed", str(error))
     kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
         early = " is before " in error.stderr.lower()
@@ -197,32 +171,30 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     )
 
 
-def _parse_manifest_list(output: bytes) -> tuple[PlatformManifest, ...]:
+def _parse_platforms(output: bytes) -> tuple[str, ...]:
     try:
         document: object = codec.parse_json(output)
     except ValueError:
         return ()
     manifests = document.get("manifests") if isinstance(document, dict) else None
     entries = manifests if isinstance(manifests, list) else []
-    parsed = (_parse_platform(entry) for entry in entries if isinstance(entry, dict))
+    platforms = (_parse_platform(entry) for entry in entries if isinstance(entry, dict))
     # buildx lists attestations of its builds as manifests of the platform unknown/unknown.
-    return tuple(manifest for manifest in parsed if "unknown" not in manifest.platform)
+    return tuple(platform for platform in platforms if "unknown" not in platform)
 
 
-def _parse_platform(entry: Json) -> PlatformManifest:
+def _parse_platform(entry: Json) -> str:
     value = entry.get("platform")
     platform: Json = value if isinstance(value, dict) else {}
     names = (_get_text(platform, name) for name in ("os", "architecture", "variant"))
     named = "/".join(filter(None, names)) or "unknown"
-    return PlatformManifest(
-        _get_text(entry, "digest"), sanitize.sanitize_text(named, limit=_PLATFORM_LIMIT)
-    )
+    return sanitize.sanitize_text(named, limit=_PLATFORM_LIMIT)
 
 
-def _parse_layer(layer: object) -> RegistryLayer:
+def _parse_layer(layer: object) -> ImageLayer:
     document = layer if isinstance(layer, dict) else {}
     size = document.get("Size")
-    return RegistryLayer(
+    return ImageLayer(
         _get_text(document, "Digest"), size if isinstance(size, int) and size > 0 else 0
     )
 

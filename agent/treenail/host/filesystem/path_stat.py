@@ -4,46 +4,26 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.filesystem.disk import Disk
+from treenail.observations import EntryKind, PathEntry
 
-FILE = "file"
-DIRECTORY = "directory"
-LINK = "link"
-NOTHING = "nothing"
-OTHER = "something else"
-_KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK}
-_IRREPLACEABLE = {stat.S_IFDIR: DIRECTORY, stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+_KINDS = {
+    stat.S_IFREG: EntryKind.FILE,
+    stat.S_IFDIR: EntryKind.DIRECTORY,
+    stat.S_IFLNK: EntryKind.LINK,
+}
+_IRREPLACEABLE = {stat.S_IFDIR: EntryKind.DIRECTORY, stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
 _CHUNK = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PathStat:
-    """The entry at a path, a link not followed. ``inode`` is its device and inode number.
-
-    ``label`` is its SELinux label and ``expected_label`` the one of the policy; both are empty
-    without a policy.
-    """
-
-    kind: str
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    sha256: str = ""
-    target: str = ""
-    inode: tuple[int, int] = (0, 0)
-    label: str = ""
-    expected_label: str = ""
+_NOTHING = PathEntry(EntryKind.NOTHING)
 
 
-_NOTHING = PathStat(NOTHING)
-
-
-def stat_paths(root: root_directory.Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathStat]:
+def stat_paths(root: root_directory.Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathEntry]:
     """Return the state of each path below the root; raise `FileError`."""
-    states: dict[str, PathStat] = {}
+    states: dict[str, PathEntry] = {}
     for path, entry in resolve_entries(root, paths).items():
         try:
             states[path] = _stat_entry(disk, entry)
@@ -89,24 +69,24 @@ def resolve_entries(root: root_directory.Root, paths: Iterable[str]) -> dict[str
     return entries
 
 
-def _stat_entry(disk: Disk, entry: str) -> PathStat:
+def _stat_entry(disk: Disk, entry: str) -> PathEntry:
     try:
         status = disk.lstat(entry)
     except (FileNotFoundError, NotADirectoryError):
         return _NOTHING
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), OTHER)
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), EntryKind.OTHER)
     label = expected_label = ""
     if disk.labels is not None:
         present = disk.read_label(entry)
         label = _decode_label(present)
         expected_label = _decode_label(disk.decide_label(entry, status, present))
-    return PathStat(
+    return PathEntry(
         kind=kind,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
-        sha256=_compute_digest(disk, entry, status.st_size) if kind == FILE else "",
-        target=disk.readlink(entry) if kind == LINK else "",
+        sha256=_compute_digest(disk, entry, status.st_size) if kind == EntryKind.FILE else "",
+        target=disk.readlink(entry) if kind == EntryKind.LINK else "",
         inode=(status.st_dev, status.st_ino),
         label=label,
         expected_label=expected_label,

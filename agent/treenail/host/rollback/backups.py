@@ -10,6 +10,7 @@ from treenail import codec, errors
 from treenail.host.filesystem import atomic_files, entries, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.rollback import undo_log
+from treenail.observations import EntryKind
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"
 _SUFFIX = ".original"
@@ -132,18 +133,18 @@ class FileBackups:
         state = path_stat.stat_paths(self._root, self._disk, [path])[path]
         xattrs: dict[str, str] = {}
         content = b""
-        if state.kind in {path_stat.FILE, path_stat.DIRECTORY}:
+        if state.kind in {EntryKind.FILE, EntryKind.DIRECTORY}:
             attributes = entries.EntryWriter(self._disk).describe_directory(
                 self._root.resolve_entry(path)
             )
             xattrs = undo_log.encode_xattrs(attributes.xattrs or {})
-            if state.kind == path_stat.FILE:
+            if state.kind == EntryKind.FILE:
                 content = self._files.read_file(path, limit=_LIMIT) or b""
-        elif state.kind != path_stat.LINK:
+        elif state.kind != EntryKind.LINK:
             raise errors.FileError(f"cannot back up {path}: it is {state.kind}")
         named = "" if _has_short_name(f"{path}{_SUFFIX}") else path
         header = _BackupHeader(
-            state.kind, state.mode, state.uid, state.gid, state.target, xattrs, named
+            str(state.kind), state.mode, state.uid, state.gid, state.target, xattrs, named
         )
         return json.dumps(codec.encode(header)).encode() + b"\n" + content
 
@@ -151,9 +152,9 @@ class FileBackups:
 def _parse_copy(copy: bytes, path: str) -> entries.Entry:
     header, content = _parse_header(copy, path), copy.partition(b"\n")[2]
     xattrs = undo_log.decode_xattrs(header.xattrs)
-    if header.kind == path_stat.LINK:
+    if header.kind == EntryKind.LINK:
         return entries.SymlinkEntry(header.target, header.uid, header.gid)
-    if header.kind == path_stat.DIRECTORY:
+    if header.kind == EntryKind.DIRECTORY:
         return entries.DirectoryEntry(header.mode, header.uid, header.gid, xattrs)
     return entries.FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
 

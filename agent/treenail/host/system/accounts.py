@@ -1,9 +1,11 @@
 """Names and IDs of the users and groups below a root."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from treenail.errors import FileError
 from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.observations import PathEntry
 
 PASSWD_FILES = ("/etc/passwd", "/usr/lib/passwd")
 GROUP_FILES = ("/etc/group", "/usr/lib/group")
@@ -30,13 +32,13 @@ class Accounts:
         """Return the GID of a group name; return a GID unchanged."""
         return _find_number(group, self._groups, "group")
 
-    def find_user_name(self, uid: int) -> str:
-        """Return the name of a user; empty if the UID has none."""
-        return self._user_names.get(uid, "")
-
-    def find_group_name(self, gid: int) -> str:
-        """Return the name of a group; empty if the GID has none."""
-        return self._group_names.get(gid, "")
+    def name_owner(self, entry: PathEntry) -> PathEntry:
+        """Return the entry with the names of its user and group, where they have names."""
+        return replace(
+            entry,
+            user=self._user_names.get(entry.uid, ""),
+            group=self._group_names.get(entry.gid, ""),
+        )
 
 
 def _invert_numbers(numbers: dict[str, int]) -> dict[int, str]:

@@ -8,12 +8,12 @@ the bad system.
 import logging
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from treenail.errors import FileError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system import resources, state_file
+from treenail.observations import FilesystemSpace
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +26,10 @@ RESERVATION_PATH = f"{state_file.STATE_DIRECTORY}/reserve"
 RESERVATION_SIZE = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileSystemStatus:
-    """Space of a file system; ``files`` is 0 if it has no limit of inodes."""
-
-    device: int
-    free_bytes: int
-    size_bytes: int
-    free_files: int
-    files: int
-    is_read_only: bool
-
-
-def read_file_system(
+def read_filesystem_space(
     root: Root, path: str, *, mountinfo: Path = MOUNTINFO
-) -> FileSystemStatus | None:
-    """Read the space of the file system at ``path``; None if the path does not exist.
+) -> FilesystemSpace | None:
+    """Read the space of the filesystem at ``path``; None if the path does not exist.
 
     Raises `FileError`.
     """
@@ -55,7 +43,8 @@ def read_file_system(
         return None
     except OSError as error:
         raise FileError(f"{error.strerror}") from error
-    return FileSystemStatus(
+    return FilesystemSpace(
+        path=path,
         device=device,
         free_bytes=usage.free_bytes,
         size_bytes=usage.size_bytes,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from treenail import errors, sanitize
 from treenail.api.pullspec import BOOTABLE_LABELS
+from treenail.observations import FilesystemSpace, ImageInspection, InspectionProblem
 from treenail.update.checks import preflight_reason, signature_policy
 
 
@@ -23,51 +24,6 @@ class PreflightFinding:
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayer:
-    """One layer of an image, with its compressed size."""
-
-    digest: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImageManifest:
-    """The part of the image's manifest and config that the checks need."""
-
-    architecture: str = ""
-    """The architecture by its OCI name, such as ``amd64``; empty when unknown."""
-    created: float | None = None
-    """Seconds since the epoch."""
-    layers: tuple[ImageLayer, ...] = ()
-    is_bootable: bool = True
-    """The image has a label of a bootable operating system."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryProblem:
-    """The registry did not return the image's manifest."""
-
-    reason: preflight_reason.PreflightReason
-    text: str
-    platforms: tuple[str, ...] = ()
-    """The platforms of the manifest list, where it lacks that of this machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilesystemSpace:
-    """The filesystem of a path; ``files`` is 0 if the number of inodes is not fixed."""
-
-    path: str
-    device: int
-    free_bytes: int
-    size_bytes: int
-    free_files: int
-    files: int
-    is_read_only: bool = False
-    """The filesystem itself is read-only, not just this mount of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +42,7 @@ class PreflightFacts:
     """Seconds since the epoch."""
     image: str = ""
     """The pull spec; empty if the update keeps the image."""
-    manifest: ImageManifest | RegistryProblem | None = None
+    inspection: ImageInspection | InspectionProblem | None = None
     signature_rule: signature_policy.SignatureRule | str | None = None
     """The rule of the signature policy, or why it cannot be read; None without a policy."""
     missing_keys: tuple[str, ...] = ()
@@ -241,7 +197,7 @@ def _check_space(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 def _compute_space_needed(facts: PreflightFacts, space: FilesystemSpace) -> tuple[int, int]:
     """Return the bytes and the inodes that the update needs on the filesystem."""
-    layers = facts.manifest.layers if isinstance(facts.manifest, ImageManifest) else ()
+    layers = facts.inspection.layers if isinstance(facts.inspection, ImageInspection) else ()
     if space.path == "/var":
         stored = sum(layer.size_bytes for layer in layers) if facts.needs_storage else 0
         unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
@@ -285,9 +241,9 @@ def make_foreign_staged_problem(deployment: str) -> PreflightFinding:
 
 def _check_clock(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     remedy = "set the clock; check it with: timedatectl, and: chronyc tracking"
-    manifest = facts.manifest
-    if isinstance(manifest, ImageManifest) and manifest.created is not None:
-        behind_s = manifest.created - facts.now
+    image = facts.inspection
+    if isinstance(image, ImageInspection) and image.created is not None:
+        behind_s = image.created - facts.now
         if behind_s > _CLOCK_SLACK_S:
             yield PreflightFinding(
                 preflight_reason.PreflightReason.CLOCK_BEHIND_IMAGE,
@@ -386,27 +342,28 @@ _REGISTRY_TEXTS: dict[preflight_reason.PreflightReason, tuple[str, str]] = {
 
 
 def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
-    manifest = facts.manifest
-    if isinstance(manifest, RegistryProblem):
+    image = facts.inspection
+    if isinstance(image, InspectionProblem):
+        reason = preflight_reason.PreflightReason(image.kind)
         what, remedy = _REGISTRY_TEXTS.get(
-            manifest.reason, _REGISTRY_TEXTS[preflight_reason.PreflightReason.REGISTRY_FAILED]
+            reason, _REGISTRY_TEXTS[preflight_reason.PreflightReason.REGISTRY_FAILED]
         )
         registry = facts.image.partition("/")[0]
         about = what.format(registry=registry, image=facts.image)
-        if manifest.reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
-            message = _format_missing_platform(facts, manifest.platforms)
+        if reason is preflight_reason.PreflightReason.WRONG_ARCHITECTURE:
+            message = _format_missing_platform(facts, image.platforms)
         else:
-            message = f"{about}: {sanitize.escape_line(manifest.text)}"
-        yield PreflightFinding(manifest.reason, message, remedy.format(registry=registry))
-    elif isinstance(manifest, ImageManifest):
-        if not manifest.is_bootable:
+            message = f"{about}: {sanitize.escape_line(image.text)}"
+        yield PreflightFinding(reason, message, remedy.format(registry=registry))
+    elif isinstance(image, ImageInspection):
+        if not any(label in image.labels for label in BOOTABLE_LABELS):
             yield PreflightFinding(
                 preflight_reason.PreflightReason.IMAGE_NOT_BOOTABLE,
                 f"{facts.image} is not an operating system: it has no label "
                 f"{' or '.join(BOOTABLE_LABELS)}",
                 "request the image of an operating system, not of extensions or of a program",
             )
-        built_for = manifest.architecture
+        built_for = image.architecture
         if "" not in (built_for, facts.architecture) and built_for != facts.architecture:
             yield PreflightFinding(
                 preflight_reason.PreflightReason.WRONG_ARCHITECTURE,

@@ -6,6 +6,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from treenail.config import drift_comparison, image_content, node_paths
+from treenail.observations import EntryKind
 
 HOUR_S = 3600.0
 NAMED_LIMIT = 5
@@ -56,7 +57,7 @@ class DriftPolicy:
         if reaction is None:
             is_extra = (
                 drift.attribute is drift_comparison.DriftAttribute.KIND
-                and drift.expected == drift_comparison.EntryKind.NOTHING
+                and drift.expected == EntryKind.NOTHING
             )
             is_label = (
                 drift.attribute is drift_comparison.DriftAttribute.LABEL

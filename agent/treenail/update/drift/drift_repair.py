@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from treenail.config import drift_comparison, node_paths
+from treenail.observations import EntryKind
 from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps import step_types
 
@@ -60,9 +61,5 @@ def _remove_unknown_dropins(
     for drift in drifts:
         path = drift.subject
         is_unit_file = path.startswith(f"{node_paths.UNIT_DIRECTORY}/")
-        if (
-            is_unit_file
-            and drift.expected == drift_comparison.EntryKind.NOTHING
-            and path not in known
-        ):
+        if is_unit_file and drift.expected == EntryKind.NOTHING and path not in known:
             yield step_types.RemoveEntry(path, _NOT_IN_CONFIG)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from treenail import codec, errors
 from treenail.config import drift_comparison, node_paths, wanted_state
+from treenail.observations import EntryKind, PathEntry
 
 Json = dict[str, object]
 _VERSION = 1
@@ -52,7 +53,7 @@ def from_json(document: object) -> Ownership:
         ) from error
 
 
-ABSENT_ENTRY = drift_comparison.ActualEntry(drift_comparison.EntryKind.NOTHING)
+ABSENT_ENTRY = PathEntry(EntryKind.NOTHING)
 
 _SSH = node_paths.AUTHORIZED_KEYS.rpartition("/")[0]
 KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
@@ -63,7 +64,7 @@ KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
 class Inventory:
     """The state of the machine that a plan depends on."""
 
-    entries: Mapping[str, drift_comparison.ActualEntry] = field(default_factory=dict)
+    entries: Mapping[str, PathEntry] = field(default_factory=dict)
     """The entry at each of `list_inspected_paths`."""
     restorable: frozenset[str] = frozenset()
     """The paths with a backup or a vendor's default, which is restored once no config has them."""

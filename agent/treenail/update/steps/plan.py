@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.observations import EntryKind, PathEntry
 from treenail.update.steps import step_types, unit_enablement
 from treenail.update.steps.inventory import (
     ABSENT_ENTRY,
@@ -66,13 +67,13 @@ def plan_core_user(
 
 def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
     key_file = inventory.entries.get(node_paths.AUTHORIZED_KEYS, ABSENT_ENTRY)
-    if not keys and key_file.kind is drift_comparison.EntryKind.NOTHING:
+    if not keys and key_file.kind is EntryKind.NOTHING:
         return False
     owner = node_paths.CORE_USER
     expected = (
         drift_comparison.ExpectedEntry(
             node_paths.AUTHORIZED_KEYS,
-            drift_comparison.EntryKind.FILE,
+            EntryKind.FILE,
             format_key_file(keys),
             KEYS_MODE,
             owner,
@@ -80,7 +81,7 @@ def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
         ),
         *(
             drift_comparison.ExpectedEntry(
-                path, drift_comparison.EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner
+                path, EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner
             )
             for path in KEY_DIRECTORIES
         ),
@@ -95,9 +96,9 @@ _RELEASED = "the config no longer has it"
 # Files with pull secrets: a backup would keep a secret after its rotation.
 _BACKED_UP_KINDS = frozenset(
     {
-        drift_comparison.EntryKind.FILE,
-        drift_comparison.EntryKind.LINK,
-        drift_comparison.EntryKind.DIRECTORY,
+        EntryKind.FILE,
+        EntryKind.LINK,
+        EntryKind.DIRECTORY,
     }
 )
 _NEVER_BACKED_UP = node_paths.CREDENTIALS | {"/var/lib/kubelet/config.json"}
@@ -196,16 +197,13 @@ def _release_entries(
         handled.add(entry)
         if entry in copies:
             yield step_types.RestoreEntry(copies[entry], _RELEASED)
-        elif (
-            inventory.entries.get(path, ABSENT_ENTRY).kind is not drift_comparison.EntryKind.NOTHING
-        ):
+        elif inventory.entries.get(path, ABSENT_ENTRY).kind is not EntryKind.NOTHING:
             yield step_types.RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
         path = node_paths.unit_path(unit.name)
         present = inventory.entries.get(path, ABSENT_ENTRY)
         is_masked = (
-            present.kind is drift_comparison.EntryKind.LINK
-            and present.target == drift_comparison.MASK_TARGET
+            present.kind is EntryKind.LINK and present.target == drift_comparison.MASK_TARGET
         )
         if unit.mask is False and is_masked and path not in old.paths:
             yield step_types.RemoveEntry(path, "the config unmasks the unit")
@@ -216,18 +214,16 @@ def _list_entries(
 ) -> Iterator[drift_comparison.ExpectedEntry]:
     """Return the expected entry of each path; directories first, parents before children."""
     entries = drift_comparison.compute_expected_entries(new).values()
-    directories = [entry for entry in entries if entry.kind is drift_comparison.EntryKind.DIRECTORY]
+    directories = [entry for entry in entries if entry.kind is EntryKind.DIRECTORY]
     yield from sorted(directories, key=lambda entry: entry.path)
-    yield from (
-        entry for entry in entries if entry.kind is not drift_comparison.EntryKind.DIRECTORY
-    )
+    yield from (entry for entry in entries if entry.kind is not EntryKind.DIRECTORY)
     # The agent renews credentials separately; a config only provides the first ones.
     for path in sorted(node_paths.CREDENTIALS & new.files.keys()):
-        if inventory.entries.get(path, ABSENT_ENTRY).kind is drift_comparison.EntryKind.NOTHING:
+        if inventory.entries.get(path, ABSENT_ENTRY).kind is EntryKind.NOTHING:
             file = new.files[path]
             yield drift_comparison.ExpectedEntry(
                 path,
-                drift_comparison.EntryKind.FILE,
+                EntryKind.FILE,
                 file.contents,
                 file.mode,
                 file.user,
@@ -235,7 +231,7 @@ def _list_entries(
             )
 
 
-def _needs_backup(path: str, present: drift_comparison.ActualEntry) -> bool:
+def _needs_backup(path: str, present: PathEntry) -> bool:
     return path not in _NEVER_BACKED_UP and present.kind in _BACKED_UP_KINDS
 
 
@@ -250,17 +246,17 @@ def _make_step(
     user = wanted_state.ROOT if entry.user is None else entry.user
     group = wanted_state.ROOT if entry.group is None else entry.group
     match entry.kind:
-        case drift_comparison.EntryKind.FILE:
+        case EntryKind.FILE:
             contents = "" if entry.contents is None else entry.contents
             return step_types.WriteFile(entry.path, contents, entry.mode or 0, user, group, reason)
-        case drift_comparison.EntryKind.DIRECTORY:
+        case EntryKind.DIRECTORY:
             return step_types.MakeDirectory(entry.path, entry.mode or 0, user, group, reason)
-        case drift_comparison.EntryKind.LINK:
+        case EntryKind.LINK:
             link = new.links.get(entry.path)
             if link is not None:
                 user, group = link.user, link.group
             return step_types.MakeLink(entry.path, entry.target or "", user, group, reason)
-        case drift_comparison.EntryKind.NOTHING | drift_comparison.EntryKind.OTHER:
+        case EntryKind.NOTHING | EntryKind.OTHER:
             return step_types.RemoveEntry(entry.path, "the config has an empty drop-in")
 
 
@@ -269,7 +265,7 @@ def _format_step_reason(drifts: Iterable[drift_comparison.Drift]) -> str:
     return ", ".join(
         "missing"
         if drift.attribute is drift_comparison.DriftAttribute.KIND
-        and drift.actual == drift_comparison.EntryKind.NOTHING
+        and drift.actual == EntryKind.NOTHING
         else "contents differ"
         if drift.attribute is drift_comparison.DriftAttribute.CONTENTS
         else f"{drift.attribute} {drift.expected} instead of {drift.actual}"
