@@ -23,7 +23,16 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
     {"allocator", "errors", "clocks", "codec", "loading", "observations", "sanitize"},
-    {"forked", "label_selector", "log", "process", "retry", "sd_notify", "unit_install"},
+    {
+        "deployment_change",
+        "forked",
+        "label_selector",
+        "log",
+        "process",
+        "retry",
+        "sd_notify",
+        "unit_install",
+    },
     {"api"},
     {"config"},
     {"update", "host", "kube", "registry", "image"},

@@ -74,10 +74,10 @@ def test_reading_deployments_loads_no_config_and_no_tls() -> None:
 
 def test_comparing_contents_loads_no_patterns_of_secrets() -> None:
     loaded = load(
-        "from treenail.config.drift_comparison import ActualEntry, EntryKind, ExpectedEntry\n"
-        "from treenail.config.drift_comparison import compare_entry\n"
+        "from treenail.observations import EntryKind, PathEntry\n"
+        "from treenail.config.drift_comparison import ExpectedEntry, compare_entry\n"
         "entry = ExpectedEntry('/etc/a', EntryKind.FILE, 'new', 0o644)\n"
-        "assert compare_entry(entry, ActualEntry(EntryKind.FILE, mode=0o644))"
+        "assert compare_entry(entry, PathEntry(EntryKind.FILE, mode=0o644))"
     )
     assert "treenail.config.redact" not in loaded
 

@@ -22,14 +22,11 @@ from tests.contract.bootc_machine import (
 from tests.contract.os_contract import OperatingSystemContract
 from tests.contract.os_machines import go_on
 from tests.waiting import wait_until
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
 from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.ostree.deployments import (
-    DeploymentChange,
-    TransactionProgress,
-    TransactionVerdict,
-)
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.systemd.transient import TransientJob
 from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
@@ -40,7 +37,8 @@ from treenail.clocks import SystemClock
 from treenail.host.bootc.backend import BootcBackend
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
+from treenail.host.ostree.deployments import TransactionVerdict
+from treenail.deployment_change import DeploymentChange
 from treenail.host.systemd.system_bus import SystemBus
 root, address, verb, given = sys.argv[1:]
 bootc = BootcBackend(Machine(

@@ -6,8 +6,9 @@ A class of tests for each back end derives from this, and has the fixture ``mach
 import pytest
 
 from tests.contract.os_machines import OsMachine, at_once, digest, digests, go_on
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import CancelledError, HostError, TransactionError
-from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
+from treenail.host.ostree.deployments import TransactionVerdict
 
 
 class OperatingSystemContract:

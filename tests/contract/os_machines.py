@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail.daemon.interfaces import OSBackend
+from treenail.deployment_change import DeploymentChange
 from treenail.host.ostree.deployments import (
-    DeploymentChange,
     OstreeDeployment,
     TransactionProgress,
     TransactionVerdict,

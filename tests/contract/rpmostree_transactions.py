@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.contract.os_machines import OsMachine, digest, digests, go_on
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusError, TransactionError
-from treenail.host.ostree.deployments import DeploymentChange
 from treenail.host.rpmostree.transaction import TransactionFinished, TransactionOutcome
 from treenail.host.systemd.system_bus import BusInterface
 

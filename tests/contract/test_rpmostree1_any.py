@@ -14,10 +14,11 @@ import pytest
 
 from tests.contract.os_machines import go_on
 from treenail.clocks import SystemClock
+from treenail.deployment_change import DeploymentChange
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
-from treenail.host.ostree.deployments import DeploymentChange, OstreeDeployment
+from treenail.host.ostree.deployments import OstreeDeployment
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.system.kernel import split_arguments

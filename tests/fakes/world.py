@@ -19,6 +19,7 @@ from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import (
     BusError,
     CancelledError,
@@ -31,7 +32,6 @@ from treenail.errors import (
     UnreachableError,
 )
 from treenail.host.ostree.deployments import (
-    DeploymentChange,
     DeploymentStatus,
     OstreeDeployment,
     TransactionProgress,

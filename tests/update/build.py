@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from treenail.api import annotations as key
+from treenail.deployment_change import DeploymentChange
 from treenail.update.decision.node_state import (
-    DeploymentState,
     DrainHandshake,
     Facts,
     ObservedNode,
     read_desired_target,
 )
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.impact.os_change import OSChange
+from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord
 from treenail.update.state.phases import Phase
 
@@ -21,7 +21,9 @@ DIGEST_C = "sha256:" + "c" * 64
 A = Target("rendered-worker-a", f"registry.example.com/os/node@{DIGEST_A}")
 B = Target("rendered-worker-b", f"registry.example.com/os/node@{DIGEST_B}")
 C = Target("rendered-worker-c", f"registry.example.com/os/node@{DIGEST_C}")
-IMAGE_B = UpdateImpact(OSChange(image=B.image), level=DisruptionLevel.REBOOT, checked_id="os-1")
+IMAGE_B = UpdateImpact(
+    DeploymentChange(image=B.image), level=DisruptionLevel.REBOOT, checked_id="os-1"
+)
 BOOT_1 = "11111111-1111-1111-1111-111111111111"
 BOOT_2 = "22222222-2222-2222-2222-222222222222"
 

@@ -18,10 +18,10 @@ from treenail.update.firstboot import (
     decide_first_boot,
     select_target,
 )
-from treenail.update.impact.os_change import RunningOS
+from treenail.update.impact.os_change import DeploymentState
 
 
-def decide(target: FirstBootTarget, running: RunningOS) -> FirstBootReady | FirstBootStage:
+def decide(target: FirstBootTarget, running: DeploymentState) -> FirstBootReady | FirstBootStage:
     return decide_first_boot(
         target, running, FirstBootProgress(), fips=False, boot_id=BOOT_1, architecture="amd64"
     )
@@ -29,19 +29,23 @@ def decide(target: FirstBootTarget, running: RunningOS) -> FirstBootReady | Firs
 
 def test_machine_booted_from_manifest_list_is_ready() -> None:
     target = FirstBootTarget(None, B.image)
-    assert isinstance(decide(target, RunningOS(DIGEST_C, list_digest=DIGEST_B)), FirstBootReady)
-    assert isinstance(decide(target, RunningOS(DIGEST_C, list_digest=DIGEST_A)), FirstBootStage)
+    assert isinstance(
+        decide(target, DeploymentState(DIGEST_C, booted_list_digest=DIGEST_B)), FirstBootReady
+    )
+    assert isinstance(
+        decide(target, DeploymentState(DIGEST_C, booted_list_digest=DIGEST_A)), FirstBootStage
+    )
 
 
 @pytest.mark.parametrize("image", ["", B.image])
 def test_extensions_are_in_the_image_beside_the_config(image: str) -> None:
     config = MachineConfig(os_image_url=B.image, extensions=("usbguard",))
     found = decide(
-        select_target(config, FirstBootClaim(image=image), image=""), RunningOS(DIGEST_A)
+        select_target(config, FirstBootClaim(image=image), image=""), DeploymentState(DIGEST_A)
     )
     assert isinstance(found, FirstBootStage)
     assert found.change.image == B.image
-    assert found.change.install == (() if image else ("usbguard",))
+    assert found.change.install_packages == (() if image else ("usbguard",))
 
 
 def test_image_of_the_annotations_without_a_digest_is_refused() -> None:
@@ -52,13 +56,13 @@ def test_image_of_the_annotations_without_a_digest_is_refused() -> None:
 def test_kernel_type_of_another_architecture_is_refused() -> None:
     target = FirstBootTarget(MachineConfig(kernel_type="64k-pages"))
     with pytest.raises(UnreconcilableError, match="64k-pages: it exists for arm64 only"):
-        decide(target, RunningOS(DIGEST_A))
+        decide(target, DeploymentState(DIGEST_A))
 
 
 def decide_after_reboots(count: int, **facts: Any) -> object:
     return decide_first_boot(
         FirstBootTarget(None, B.image),
-        RunningOS(DIGEST_A),
+        DeploymentState(DIGEST_A),
         FirstBootProgress(count, BOOT_1, "os-1"),
         fips=False,
         boot_id=BOOT_2,

@@ -4,6 +4,7 @@ import pytest
 
 from tests.update.build import BOOT_2, A, B, drained_node, facts, observed_node, update
 from treenail.api import annotations as key
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import StepError, UnitError
 from treenail.update.decision.actions import (
     TRIAL_REMEDY,
@@ -15,7 +16,6 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.impact.os_change import OSChange
 from treenail.update.state.ledger_record import LedgerRecord, Target
 from treenail.update.state.phases import Phase
 from treenail.update.status import (
@@ -28,7 +28,9 @@ from treenail.update.steps.step_types import ConfigStep, ReloadDaemon, ReloadUni
 
 TARGET = Target("rendered-worker-b")
 FILES = UpdateImpact(needs_write=True, level=DisruptionLevel.REBOOT)
-IMAGE = UpdateImpact(OSChange(image=B.image), needs_write=True, level=DisruptionLevel.REBOOT)
+IMAGE = UpdateImpact(
+    DeploymentChange(image=B.image), needs_write=True, level=DisruptionLevel.REBOOT
+)
 RESTART = UpdateImpact(needs_write=True, level=DisruptionLevel.RESTART)
 
 

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from tests.contract.os_machines import Images
+from treenail.deployment_change import DeploymentChange
 from treenail.host.ostree.deployments import (
-    DeploymentChange,
     DeploymentStatus,
     TransactionProgress,
     TransactionVerdict,

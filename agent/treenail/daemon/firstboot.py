@@ -130,7 +130,7 @@ class FirstBootRunner:
         fips = interfaces.kernel.is_fips_enabled()
         decision = firstboot.decide_first_boot(
             target,
-            deployments.running,
+            deployments,
             progress,
             fips=fips,
             boot_id=boot_id,
@@ -188,9 +188,7 @@ class FirstBootRunner:
             interfaces.preflight.check_image(stage.change.image)
             self._logged_percent = 0
             self._show_activity(f"staging {stage.change.image or 'kernel arguments and packages'}")
-            interfaces.os.stage_deployment(
-                os_transaction.build_deployment_change(stage.change), watch=self._check_progress
-            )
+            interfaces.os.stage_deployment(stage.change, watch=self._check_progress)
 
         try:
             os_transaction.pull_image(interfaces.credentials, stage.change.image, attempt)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from treenail.api import disruptionpolicy, machineconfig, node
 from treenail.config import image_content, wanted_state
+from treenail.deployment_change import DeploymentChange
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree import deployments
 from treenail.update import status
@@ -29,7 +30,7 @@ class OSBackend(Protocol):
         """Read the deployments from the back end, without a cache."""
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
+        self, change: DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Stage the change as a locked deployment; do nothing when it is already staged.
 

@@ -7,6 +7,7 @@ from treenail import codec, errors
 from treenail.api import annotations as key
 from treenail.api import machineconfig, pullspec
 from treenail.config import node_paths, wanted_state
+from treenail.deployment_change import DeploymentChange
 from treenail.update.impact import os_change
 
 Json = dict[str, object]
@@ -63,7 +64,7 @@ class FirstBootReady:
 class FirstBootStage:
     """Stage the change and reboot into it."""
 
-    change: os_change.OSChange
+    change: DeploymentChange
 
 
 def read_claim(annotations: Mapping[str, str]) -> FirstBootClaim:
@@ -111,7 +112,7 @@ def make_contradiction_error(cause: str) -> errors.ConfigError:
 
 def decide_first_boot(
     target: FirstBootTarget,
-    running: os_change.RunningOS,
+    deployments: os_change.DeploymentState,
     progress: FirstBootProgress,
     *,
     fips: bool,
@@ -140,7 +141,7 @@ def decide_first_boot(
     if not target.image:
         os_change.check_kernel_type(wanted, architecture)
     change = os_change.compute_os_change(
-        wanted_state.WantedOS(), wanted, running, image=target.image
+        wanted_state.WantedOS(), wanted, deployments, image=target.image
     )
     if change.is_empty:
         return FirstBootReady("the target is booted")

@@ -8,11 +8,8 @@ from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import System, World
 from tests.update.build import A, B, C
-from treenail.host.ostree.deployments import (
-    DeploymentChange,
-    TransactionProgress,
-    TransactionVerdict,
-)
+from treenail.deployment_change import DeploymentChange
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 
 
 def go_on(_progress: TransactionProgress) -> TransactionVerdict:

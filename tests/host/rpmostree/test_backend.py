@@ -16,12 +16,12 @@ from tests.fakes.bus_service import BusService
 from tests.fakes.clock import FakeClock
 from tests.fakes.login1 import Login1
 from treenail.clocks import SystemClock
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import (
-    DeploymentChange,
     DeploymentStatus,
     OstreeDeployment,
     TransactionProgress,
@@ -358,7 +358,8 @@ def test_stage_of_killed_program_is_joined(
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
+from treenail.host.ostree.deployments import TransactionVerdict
+from treenail.deployment_change import DeploymentChange
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 def watch(progress):
     print(progress.text, flush=True)

@@ -12,14 +12,11 @@ import pytest
 
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import CancelledError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import (
-    DeploymentChange,
-    TransactionProgress,
-    TransactionVerdict,
-)
+from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.extensions import PACKAGES_DIRECTORY, REPOSITORY_FILE, UNPACK_UNIT
 from treenail.host.systemd.system_bus import SystemBus
@@ -216,7 +213,8 @@ import sys
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.deployments import DeploymentChange, TransactionVerdict
+from treenail.host.ostree.deployments import TransactionVerdict
+from treenail.deployment_change import DeploymentChange
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.systemd.system_bus import SystemBus
 root, address, image = sys.argv[1:]

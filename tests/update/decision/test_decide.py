@@ -33,6 +33,7 @@ from tests.update.build import (
 from treenail.api import annotations as key
 from treenail.config.drift_comparison import Drift, DriftAttribute
 from treenail.config.image_content import IMAGE_FILES
+from treenail.deployment_change import DeploymentChange
 from treenail.update.decision.actions import (
     AdoptAction,
     AnnotateNodeAction,
@@ -63,7 +64,6 @@ from treenail.update.decision.decide import (
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.decision.decide_idle import DRAIN_REMEDY
 from treenail.update.decision.node_state import (
-    DeploymentState,
     DesiredTarget,
     DrainHandshake,
     InvalidTarget,
@@ -76,7 +76,7 @@ from treenail.update.decision.node_state import (
 )
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.impact.os_change import OSChange
+from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.ledger_record import (
     LedgerRecord,
     QuarantinedTarget,
@@ -389,7 +389,7 @@ def test_pin_of_the_update_itself_stays_when_its_image_is_staged_again() -> None
 
 
 def test_boot_without_a_requested_package_stages_again() -> None:
-    change = OSChange(install=("usbguard",))
+    change = DeploymentChange(install_packages=("usbguard",))
     record = in_phase(
         Phase.REBOOTING, drain_token=TOKEN, reboot_count=1, impact=replace(IMAGE_B, os=change)
     )
@@ -667,7 +667,7 @@ def test_quarantine_by_missing_files_ends_when_the_agent_may_write_them() -> Non
 def test_claimed_target_without_its_os_is_moved_to() -> None:
     found = facts(record=LedgerRecord(), node=observed_node(A, claimed=A))
     assert decide_action(found) == AdoptAction(A)
-    change = OSChange(image=A.image)
+    change = DeploymentChange(image=A.image)
     assert decide_action(replace(found, adoption_change=change)) == PlanAction(A)
 
 

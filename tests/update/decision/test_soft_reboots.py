@@ -18,11 +18,11 @@ from tests.update.build import (
     staged,
     update,
 )
+from treenail.deployment_change import DeploymentChange
 from treenail.update.decision.actions import CancelStagedAction, RebootAction
 from treenail.update.decision.decide import REBOOTS_ALLOWED, decide_action
-from treenail.update.decision.node_state import DeploymentState
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.impact.os_change import OSChange
+from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.ledger_record import LedgerRecord, Moment
 from treenail.update.state.phases import Phase
 from treenail.update.status import NodeEvent, make_report
@@ -35,17 +35,38 @@ SOFT_1 = f"{BOOT_1}+1"
     ("impact", "is_soft"),
     [
         (IMAGE_B, True),
-        (UpdateImpact(OSChange(install=("usbguard",)), level=DisruptionLevel.REBOOT), True),
         (
-            UpdateImpact(OSChange(image=B.image, append=("nosmt",)), level=DisruptionLevel.REBOOT),
+            UpdateImpact(
+                DeploymentChange(install_packages=("usbguard",)), level=DisruptionLevel.REBOOT
+            ),
+            True,
+        ),
+        (
+            UpdateImpact(
+                DeploymentChange(image=B.image, append_kargs=("nosmt",)),
+                level=DisruptionLevel.REBOOT,
+            ),
             False,
         ),
         (
-            UpdateImpact(OSChange(image=B.image, delete=("nosmt",)), level=DisruptionLevel.REBOOT),
+            UpdateImpact(
+                DeploymentChange(image=B.image, delete_kargs=("nosmt",)),
+                level=DisruptionLevel.REBOOT,
+            ),
             False,
         ),
-        (UpdateImpact(OSChange(install=("kernel-rt-core",)), level=DisruptionLevel.REBOOT), False),
-        (UpdateImpact(OSChange(remove=("kernel-core",)), level=DisruptionLevel.REBOOT), False),
+        (
+            UpdateImpact(
+                DeploymentChange(install_packages=("kernel-rt-core",)), level=DisruptionLevel.REBOOT
+            ),
+            False,
+        ),
+        (
+            UpdateImpact(
+                DeploymentChange(override_remove=("kernel-core",)), level=DisruptionLevel.REBOOT
+            ),
+            False,
+        ),
     ],
 )
 def test_reboot_is_soft_unless_the_kernel_changes(impact: UpdateImpact, *, is_soft: bool) -> None:

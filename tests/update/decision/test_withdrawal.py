@@ -21,7 +21,8 @@ from treenail.api import annotations as key
 from treenail.update.checks.health import BootTrialStatus, HealthCheckResult
 from treenail.update.decision.actions import RetryAction, RollBackAction, VerifyAction
 from treenail.update.decision.decide import decide_action
-from treenail.update.decision.node_state import DeploymentState, Facts
+from treenail.update.decision.node_state import Facts
+from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode, TrialLimits
 from treenail.update.state.ledger_record import LedgerRecord, QuarantinedTarget, Target
 from treenail.update.state.phases import Phase

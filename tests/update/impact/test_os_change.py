@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
 from treenail.config.wanted_state import WantedOS
+from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.errors import ConfigError, UnreconcilableError
 from treenail.host.system.kernel import compute_edit
 from treenail.update.impact.os_change import (
-    NO_OS_CHANGE,
-    OSChange,
-    RunningOS,
+    DeploymentState,
     check_kernel_type,
     compute_os_change,
     is_in_effect,
+    list_aspects,
 )
 from treenail.update.impact.os_packages import list_required_packages
 
@@ -26,11 +26,11 @@ RT = ("kernel-rt-core", "kernel-rt-modules", "kernel-rt-modules-extra")
 
 
 def test_image_of_a_booted_manifest_list_is_no_change() -> None:
-    listed = RunningOS(DIGEST_A, list_digest=DIGEST_B)
+    listed = DeploymentState(DIGEST_A, booted_list_digest=DIGEST_B)
     image = f"registry.example.com/os/node@{DIGEST_B}"
-    assert compute_os_change(WantedOS(), WantedOS(), listed, image=image) == NO_OS_CHANGE
-    assert is_in_effect(OSChange(image=image), listed)
-    assert not is_in_effect(OSChange(image=image), RunningOS(DIGEST_A))
+    assert compute_os_change(WantedOS(), WantedOS(), listed, image=image) == NO_CHANGE
+    assert is_in_effect(DeploymentChange(image=image), listed)
+    assert not is_in_effect(DeploymentChange(image=image), DeploymentState(DIGEST_A))
 
 
 def test_kernel_type_of_another_architecture_is_refused() -> None:
@@ -46,7 +46,7 @@ def test_kernel_type_of_another_architecture_is_refused() -> None:
 
 
 def running(*arguments: str, packages: tuple[str, ...] = (), removed: tuple[str, ...] = ()):
-    return RunningOS(DIGEST_A, ("root=x", *arguments), packages, removed)
+    return DeploymentState(DIGEST_A, ("root=x", *arguments), packages, removed)
 
 
 def arguments(*names: str) -> WantedOS:
@@ -56,29 +56,66 @@ def arguments(*names: str) -> WantedOS:
 @pytest.mark.parametrize(
     ("old", "new", "now", "change"),
     [
-        pytest.param((), (), running(), NO_OS_CHANGE, id="nothing"),
-        pytest.param((), ("a", "b=1"), running(), OSChange(append=("a", "b=1")), id="new"),
-        pytest.param(("a",), ("a", "b"), running("a"), OSChange(append=("b",)), id="one more"),
-        pytest.param(("a", "b"), ("a",), running("a", "b"),
-                     OSChange(append=("a",), delete=("a", "b")), id="one less"),
-        pytest.param(("a", "b"), ("b", "a"), running("a", "b"),
-                     OSChange(append=("b", "a"), delete=("a", "b")), id="another order"),
-        pytest.param(("a",), ("a",), running(), OSChange(append=("a",)), id="removed by a user"),
-        pytest.param((), ("a",), running("a"), NO_OS_CHANGE, id="booted already"),
-        pytest.param(("a", "b"), ("b",), running("b"), NO_OS_CHANGE, id="removed already"),
-        pytest.param((), ("console=tty0", "console=ttyS0"), running("console=ttyS0"),
-                     OSChange(append=("console=tty0", "console=ttyS0"), delete=("console=ttyS0",)),
-                     id="order beside an argument of the host"),
-        pytest.param((), ("a=1", "a=1"), running("a=1"),
-                     OSChange(append=("a=1", "a=1"), delete=("a=1",)), id="repetition"),
-        pytest.param((), ("y=0", "z=4", "y=1", "z=4"), running(),
-                     OSChange(append=("y=0", "z=4", "y=1", "z=4")), id="repetition in one config"),
-        pytest.param((), ("a", "b"), running("b", "a"),
-                     OSChange(append=("a", "b"), delete=("a", "b")), id="order at the first boot"),
+        pytest.param((), (), running(), NO_CHANGE, id="nothing"),
+        pytest.param(
+            (), ("a", "b=1"), running(), DeploymentChange(append_kargs=("a", "b=1")), id="new"
+        ),
+        pytest.param(
+            ("a",), ("a", "b"), running("a"), DeploymentChange(append_kargs=("b",)), id="one more"
+        ),
+        pytest.param(
+            ("a", "b"),
+            ("a",),
+            running("a", "b"),
+            DeploymentChange(append_kargs=("a",), delete_kargs=("a", "b")),
+            id="one less",
+        ),
+        pytest.param(
+            ("a", "b"),
+            ("b", "a"),
+            running("a", "b"),
+            DeploymentChange(append_kargs=("b", "a"), delete_kargs=("a", "b")),
+            id="another order",
+        ),
+        pytest.param(
+            ("a",), ("a",), running(), DeploymentChange(append_kargs=("a",)), id="removed by a user"
+        ),
+        pytest.param((), ("a",), running("a"), NO_CHANGE, id="booted already"),
+        pytest.param(("a", "b"), ("b",), running("b"), NO_CHANGE, id="removed already"),
+        pytest.param(
+            (),
+            ("console=tty0", "console=ttyS0"),
+            running("console=ttyS0"),
+            DeploymentChange(
+                append_kargs=("console=tty0", "console=ttyS0"), delete_kargs=("console=ttyS0",)
+            ),
+            id="order beside an argument of the host",
+        ),
+        pytest.param(
+            (),
+            ("a=1", "a=1"),
+            running("a=1"),
+            DeploymentChange(append_kargs=("a=1", "a=1"), delete_kargs=("a=1",)),
+            id="repetition",
+        ),
+        pytest.param(
+            (),
+            ("y=0", "z=4", "y=1", "z=4"),
+            running(),
+            DeploymentChange(append_kargs=("y=0", "z=4", "y=1", "z=4")),
+            id="repetition in one config",
+        ),
+        pytest.param(
+            (),
+            ("a", "b"),
+            running("b", "a"),
+            DeploymentChange(append_kargs=("a", "b"), delete_kargs=("a", "b")),
+            id="order at the first boot",
+        ),
     ],
-)  # fmt: skip
+)
 def test_change_of_kernel_arguments_appends_and_deletes(
-    old: tuple[str, ...], new: tuple[str, ...], now: RunningOS, change: OSChange
+    old: tuple[str, ...], new: tuple[str, ...], now: DeploymentState, change: DeploymentChange
 ) -> None:
     assert compute_os_change(arguments(*old), arguments(*new), now, image="") == change
 
@@ -86,12 +123,12 @@ def test_change_of_kernel_arguments_appends_and_deletes(
 def test_change_of_kernel_type_and_extensions_is_in_packages() -> None:
     wanted = WantedOS(kernel_type="realtime", extensions=frozenset({"usbguard"}))
     change = compute_os_change(WantedOS(), wanted, running(), image="")
-    assert change == OSChange(install=(*RT, "usbguard"), remove=STOCK)
-    layered = running(packages=change.install, removed=change.remove)
+    assert change == DeploymentChange(install_packages=(*RT, "usbguard"), override_remove=STOCK)
+    layered = running(packages=change.install_packages, removed=change.override_remove)
     assert is_in_effect(change, layered)
-    assert compute_os_change(WantedOS(), wanted, layered, image="") == NO_OS_CHANGE
+    assert compute_os_change(WantedOS(), wanted, layered, image="") == NO_CHANGE
     back = compute_os_change(wanted, WantedOS(), layered, image="")
-    assert back == OSChange(uninstall=(*RT, "usbguard"), reset=STOCK)
+    assert back == DeploymentChange(uninstall_packages=(*RT, "usbguard"), override_reset=STOCK)
     assert is_in_effect(back, running())
 
 
@@ -105,14 +142,14 @@ def test_change_of_kernel_type_and_extensions_is_in_packages() -> None:
     ids=["layered", "booted already", "one goes, one stays"],
 )
 def test_change_of_packages_names_the_extensions_image(
-    old: str, new: str, now: RunningOS, *, is_named: bool
+    old: str, new: str, now: DeploymentState, *, is_named: bool
 ) -> None:
     def wanted(kernel: str) -> WantedOS:
         usbguard = frozenset({"usbguard"})
         return WantedOS(kernel_type=kernel, extensions=usbguard, extensions_image=B.image)
 
     change = compute_os_change(wanted(old), wanted(new), now, image="")
-    assert change.packages_from == (B.image if is_named else "")
+    assert change.extensions_image == (B.image if is_named else "")
 
 
 def test_change_of_image_names_the_extensions_image_for_layered_packages() -> None:
@@ -120,14 +157,14 @@ def test_change_of_image_names_the_extensions_image_for_layered_packages() -> No
         image=B.image, extensions=frozenset({"usbguard"}), extensions_image=EXTENSIONS
     )
     change = compute_os_change(WantedOS(), wanted, running(packages=("usbguard",)), image="")
-    assert change == OSChange(image=B.image, packages_from=EXTENSIONS)
-    assert change.aspects == (OSAspect.IMAGE,)
+    assert change == DeploymentChange(image=B.image, extensions_image=EXTENSIONS)
+    assert list_aspects(change) == (OSAspect.IMAGE,)
 
 
 @pytest.mark.parametrize("image", ["", B.image])
 def test_change_without_packages_omits_the_extensions_image(image: str) -> None:
     unpinned = WantedOS(extensions_image="quay.io/extensions:latest", kernel_arguments=("a",))
-    assert compute_os_change(WantedOS(), unpinned, running(), image=image).packages_from == ""
+    assert compute_os_change(WantedOS(), unpinned, running(), image=image).extensions_image == ""
 
 
 def test_extensions_image_by_tag_is_refused() -> None:
@@ -141,30 +178,30 @@ def test_extensions_image_by_tag_is_refused() -> None:
 def test_extension_of_an_earlier_release_is_complete_until_the_next_image() -> None:
     ipsec = WantedOS(image=A.image, extensions=frozenset({"ipsec"}))
     earlier = running(packages=("NetworkManager-libreswan", "libreswan"))
-    assert compute_os_change(ipsec, ipsec, earlier, image="") == NO_OS_CHANGE
+    assert compute_os_change(ipsec, ipsec, earlier, image="") == NO_CHANGE
     assert list_required_packages(ipsec) == set(earlier.packages)
     newer = WantedOS(image=B.image, extensions=frozenset({"ipsec"}))
-    assert compute_os_change(ipsec, newer, earlier, image="") == OSChange(
-        image=B.image, install=("openvswitch3.5-ipsec",)
+    assert compute_os_change(ipsec, newer, earlier, image="") == DeploymentChange(
+        image=B.image, install_packages=("openvswitch3.5-ipsec",)
     )
-    assert len(compute_os_change(WantedOS(), ipsec, running(), image="").install) == 3
+    assert len(compute_os_change(WantedOS(), ipsec, running(), image="").install_packages) == 3
 
 
 def test_packages_layered_by_a_user_stay() -> None:
     layered = running(packages=("strace",), removed=("nano",))
-    assert compute_os_change(WantedOS(), WantedOS(), layered, image="") == NO_OS_CHANGE
+    assert compute_os_change(WantedOS(), WantedOS(), layered, image="") == NO_CHANGE
 
 
 def test_image_beside_the_config_replaces_layered_packages() -> None:
     wanted = WantedOS(image=A.image, extensions=frozenset({"usbguard"}))
     layered = running(packages=("usbguard",))
     change = compute_os_change(wanted, wanted, layered, image=B.image)
-    assert change == OSChange(image=B.image, uninstall=("usbguard",))
+    assert change == DeploymentChange(image=B.image, uninstall_packages=("usbguard",))
 
 
 def test_booted_digest_under_another_name_is_no_change() -> None:
     mirrored = WantedOS(image=f"mirror.example.com/x@{DIGEST_A}")
-    assert compute_os_change(WantedOS(), mirrored, running(), image="") == NO_OS_CHANGE
+    assert compute_os_change(WantedOS(), mirrored, running(), image="") == NO_CHANGE
 
 
 def test_image_by_tag_is_refused() -> None:
@@ -176,14 +213,14 @@ def test_image_by_tag_is_refused() -> None:
 def test_staged_arguments_are_in_effect_after_boot(
     old: list[str], new: list[str], booted: list[str]
 ) -> None:
-    now = RunningOS(DIGEST_A, tuple(booted))
+    now = DeploymentState(DIGEST_A, tuple(booted))
     change = compute_os_change(arguments(*old), arguments(*new), now, image="")
-    removed, added = compute_edit(booted, change.append, change.delete)
+    removed, added = compute_edit(booted, change.append_kargs, change.delete_kargs)
     rest = list(booted)
     for each in removed:
         rest.remove(each)
     after = (*rest, *added)
-    assert is_in_effect(change, RunningOS(DIGEST_A, after))
+    assert is_in_effect(change, DeploymentState(DIGEST_A, after))
     assert change.is_empty or not is_in_effect(change, now)
     ours = [each for each in after if each in new]
     assert ours[len(ours) - len(new) :] == new
@@ -196,10 +233,9 @@ def test_change_is_in_effect_after_its_boot() -> None:
         for new in [(), ("a",), ("b", "a"), three, ("a", "a")]:
             now = running(*old)
             change = compute_os_change(arguments(*old), arguments(*new), now, image="")
-            kept = [each for each in now.kernel_arguments if each not in change.delete]
-            booted = RunningOS(DIGEST_A, (*kept, *change.append))
+            kept = [each for each in now.kernel_arguments if each not in change.delete_kargs]
+            booted = DeploymentState(DIGEST_A, (*kept, *change.append_kargs))
             assert is_in_effect(change, booted), (old, new)
             assert (
-                compute_os_change(arguments(*old), arguments(*new), booted, image="")
-                == NO_OS_CHANGE
+                compute_os_change(arguments(*old), arguments(*new), booted, image="") == NO_CHANGE
             )

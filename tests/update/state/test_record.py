@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.update.build import BOOT_1, BOOT_2, A, B, C, update
+from treenail.deployment_change import DeploymentChange
 from treenail.errors import LedgerError
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.impact.os_change import OSChange
 from treenail.update.state.boot_trial import BootTrial
 from treenail.update.state.ledger_record import (
     HISTORY_LIMIT,
@@ -50,15 +50,15 @@ COMPLETE = LedgerRecord(
         began=1763773200.25,
         entered=1763773500.5,
         impact=UpdateImpact(
-            os=OSChange(
+            os=DeploymentChange(
                 image=B.image,
-                append=("console=tty0", "console=ttyS0"),
-                delete=("quiet",),
-                install=("kernel-rt-core",),
-                uninstall=("usbguard",),
-                remove=("kernel-core",),
-                reset=("kernel-modules",),
-                packages_from=C.image,
+                append_kargs=("console=tty0", "console=ttyS0"),
+                delete_kargs=("quiet",),
+                install_packages=("kernel-rt-core",),
+                uninstall_packages=("usbguard",),
+                override_remove=("kernel-core",),
+                override_reset=("kernel-modules",),
+                extensions_image=C.image,
             ),
             needs_write=True,
             level=DisruptionLevel.REBOOT,

@@ -251,8 +251,8 @@ def _inspect_machine(
     """Plan the steps for this machine; add a note if it cannot be inspected."""
     wanted = new.wanted
     try:
-        running = _read_running_os(machine)
-        change = os_change.compute_os_change(old.wanted.os, wanted.os, running, image=target.image)
+        booted = _read_deployment_state(machine)
+        change = os_change.compute_os_change(old.wanted.os, wanted.os, booted, image=target.image)
     except errors.HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         change = None
@@ -274,9 +274,7 @@ def _inspect_machine(
     return preview.MachinePlan(steps, change, split if is_image_booted else None)
 
 
-def _read_running_os(machine: Machine) -> os_change.RunningOS:
+def _read_deployment_state(machine: Machine) -> os_change.DeploymentState:
     from treenail.cli.node.backend import read_deployments
 
-    return summarize_deployments(
-        read_deployments(machine), machine.kernel.read_command_line()
-    ).running
+    return summarize_deployments(read_deployments(machine), machine.kernel.read_command_line())

@@ -13,10 +13,10 @@ from treenail import errors
 from treenail.config import image_content
 from treenail.daemon.reconcile import context, os_transaction, planning, update_ledger
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
+from treenail.deployment_change import DeploymentChange
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
-from treenail.update.impact import os_change
 from treenail.update.state import ledger_record, phases
 
 log = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class ActionRunner:
         self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
-    def _stage_change(self, change: os_change.OSChange) -> bool:
+    def _stage_change(self, change: DeploymentChange) -> bool:
         """Check, pull and stage the change, locked; return False if the next pass decides again.
 
         That is after waiting for another transaction, and after a verdict that ended ours.
@@ -257,9 +257,7 @@ class ActionRunner:
 
         def attempt() -> None:
             interfaces.preflight.check_image(change.image)
-            interfaces.os.stage_deployment(
-                os_transaction.build_deployment_change(change), watch=watch
-            )
+            interfaces.os.stage_deployment(change, watch=watch)
 
         try:
             os_transaction.pull_image(interfaces.pull_secrets, change.image, attempt)

@@ -94,7 +94,7 @@ class CrashCounter:
         deployments = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
         if impact is None:
             return False
-        is_booted = is_in_effect(impact.os, deployments.running)
+        is_booted = is_in_effect(impact.os, deployments)
         is_before_reboot = update.boot_id == boot_id and _has_begun(update)
         if update.phase is phases.Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
             unfinished = files.find_unfinished(update.id)

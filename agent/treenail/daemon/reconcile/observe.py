@@ -171,7 +171,7 @@ class Observer:
             or update.impact is None
             or update.phase is not phases.Phase.REBOOTING
             or update.boot_id == facts.boot_id
-            or os_change.is_in_effect(update.impact.os, state.running)
+            or os_change.is_in_effect(update.impact.os, state)
         ):
             return facts
         failure = self._interfaces.os.read_finalization_error()
@@ -188,9 +188,7 @@ class Observer:
         target = facts.node.desired.target
         config = self._interfaces.config_cache.fetch_first_config(target.config)
         wanted = config.wanted.os
-        change = os_change.compute_os_change(
-            wanted, wanted, facts.deployments.running, image=target.image
-        )
+        change = os_change.compute_os_change(wanted, wanted, facts.deployments, image=target.image)
         return replace(facts, adoption_change=change)
 
     def _add_drift(self, facts: node_state.Facts) -> node_state.Facts:
@@ -204,10 +202,10 @@ class Observer:
 
 def summarize_deployments(
     deployments: DeploymentStatus, arguments: tuple[str, ...]
-) -> node_state.DeploymentState:
+) -> os_change.DeploymentState:
     """Return what decisions read of the deployments and the booted kernel arguments."""
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
-    return node_state.DeploymentState(
+    return os_change.DeploymentState(
         booted_digest=booted.digest if booted else "",
         booted_id=booted.id if booted else "",
         is_booted_pinned=booted.is_pinned if booted else False,

@@ -21,7 +21,6 @@ from treenail.host.ostree.deployments import TransactionVerdict, TransactionWatc
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.decision import decide, decide_idle, node_state, user_requests
-from treenail.update.impact.os_change import OSChange
 from treenail.update.state.ledger_record import LedgerRecord
 
 log = logging.getLogger(__name__)
@@ -131,20 +130,6 @@ class ProgressReporter:
         except errors.ClusterError as error:
             log.debug("cannot write the progress: %s", error)
             self._not_before = float("inf")
-
-
-def build_deployment_change(os_change: OSChange) -> deployments.DeploymentChange:
-    """Convert the planned change of the operating system to the argument of an OS back end."""
-    return deployments.DeploymentChange(
-        image=os_change.image,
-        append_kargs=os_change.append,
-        delete_kargs=os_change.delete,
-        install_packages=os_change.install,
-        uninstall_packages=os_change.uninstall,
-        override_remove=os_change.remove,
-        override_reset=os_change.reset,
-        extensions_image=os_change.packages_from,
-    )
 
 
 def wait_while_busy(error: errors.BusyError, os: OSBackend, watch: TransactionWatch) -> None:

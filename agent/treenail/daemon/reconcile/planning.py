@@ -9,7 +9,6 @@ from treenail import errors
 from treenail.api import disruptionpolicy, machineconfig
 from treenail.config import image_content, reconcilable, wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.update.decision.node_state import DeploymentState
 from treenail.update.impact import os_change
 from treenail.update.impact.impact import (
     ConfigDisruption,
@@ -59,7 +58,7 @@ class UpdatePlanner:
         self,
         target: Target,
         origin: Target,
-        deployments: DeploymentState,
+        deployments: os_change.DeploymentState,
         *,
         writes_image_files: bool = False,
     ) -> UpdateImpact:
@@ -82,9 +81,7 @@ class UpdatePlanner:
         if not target.image:
             os_change.check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
         before = self._load_origin(old, origin, is_written=writes_image_files)
-        change = os_change.compute_os_change(
-            before.os, wanted.os, deployments.running, image=target.image
-        )
+        change = os_change.compute_os_change(before.os, wanted.os, deployments, image=target.image)
         checked_id = ""
         if not target.image:
             split = image_content.ImageSplit(wanted)

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from treenail import codec, errors
+from treenail.deployment_change import DeploymentChange
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
 from treenail.host.container.podman import PodmanProgress
@@ -126,7 +127,7 @@ class BootcBackend:
         )
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
+        self, change: DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Pull the image to this host; it is not deployed, so that no reboot can boot it.
 
@@ -134,7 +135,7 @@ class BootcBackend:
         that bootc cannot make, or when another image is staged; `TransactionError`;
         `CancelledError`, also when the watcher detached and the pull continues.
         """
-        if change != deployments.DeploymentChange(image=change.image):
+        if change != DeploymentChange(image=change.image):
             raise errors.HostError(
                 "bootc can change only the image of an installed host; requested: "
                 f"{replace(change, image='')}",

@@ -63,40 +63,6 @@ class OstreeDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentChange:
-    """A change of image, kernel arguments and packages. Empty fields change nothing."""
-
-    image: str = ""
-    """A pull spec by digest."""
-    append_kargs: tuple[str, ...] = ()
-    """Kernel arguments to append, in order, after removing ``delete_kargs``."""
-    delete_kargs: tuple[str, ...] = ()
-    install_packages: tuple[str, ...] = ()
-    """Packages to layer on the image."""
-    uninstall_packages: tuple[str, ...] = ()
-    override_remove: tuple[str, ...] = ()
-    """Packages of the image to leave out."""
-    override_reset: tuple[str, ...] = ()
-    """Packages of the image to include again."""
-    extensions_image: str = ""
-    """An image, by digest, whose packages extend those of the configured repositories."""
-
-    def __str__(self) -> str:
-        packages = (
-            self.install_packages
-            or self.uninstall_packages
-            or self.override_remove
-            or self.override_reset
-        )
-        named = (
-            (self.image, self.image),
-            (packages, "packages"),
-            (self.append_kargs or self.delete_kargs, "kernel arguments"),
-        )
-        return " and ".join(name for value, name in named if value) or "nothing"
-
-
-@dataclass(frozen=True, slots=True)
 class ActiveTransaction:
     """A transaction of rpm-ostreed: its method, the caller's bus name, its private socket."""
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
 from treenail import errors
+from treenail.deployment_change import DeploymentChange
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import admin, deployments, sysroot
@@ -84,7 +85,7 @@ class ExpectedDeployment:
 
 
 def compute_expected(
-    booted: deployments.OstreeDeployment, change: deployments.DeploymentChange
+    booted: deployments.OstreeDeployment, change: DeploymentChange
 ) -> ExpectedDeployment:
     """Return the deployment that the change derives from the booted one."""
     return ExpectedDeployment(
@@ -158,7 +159,7 @@ class RpmOstreeBackend:
         )
 
     def stage_deployment(
-        self, change: deployments.DeploymentChange, *, watch: deployments.TransactionWatch
+        self, change: DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Stage all of the change in one locked deployment.
 
@@ -320,7 +321,7 @@ class RpmOstreeBackend:
         self,
         status: deployments.DeploymentStatus,
         expected: ExpectedDeployment,
-        change: deployments.DeploymentChange,
+        change: DeploymentChange,
     ) -> None:
         """Raise `HostError` if the pending deployment differs from the one to stage."""
         pending = status.pending
@@ -347,7 +348,7 @@ class RpmOstreeBackend:
 
     def _update_deployment(
         self,
-        change: deployments.DeploymentChange,
+        change: DeploymentChange,
         booted: deployments.OstreeDeployment,
         watch: deployments.TransactionWatch,
     ) -> None:
@@ -387,7 +388,7 @@ class RpmOstreeBackend:
             options["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
-            booted, deployments.DeploymentChange(change.image)
+            booted, DeploymentChange(change.image)
         ).list_differences(booted):
             scheme = _SIGNED if self._needs_signature(change.image) else _REGISTRY
             modifiers["set-refspec"] = scheme + change.image
@@ -409,7 +410,7 @@ class RpmOstreeBackend:
         )
 
     def _set_kernel_arguments(
-        self, change: deployments.DeploymentChange, watch: deployments.TransactionWatch
+        self, change: DeploymentChange, watch: deployments.TransactionWatch
     ) -> None:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
         # KernelArgs replaces the whole command line: start from that of the pending deployment.
@@ -467,9 +468,7 @@ class RpmOstreeBackend:
         except errors.HostError as error:
             log.warning("cannot drop the result of the failed transaction: %s", error)
 
-    def _verify_staged(
-        self, expected: ExpectedDeployment, change: deployments.DeploymentChange
-    ) -> None:
+    def _verify_staged(self, expected: ExpectedDeployment, change: DeploymentChange) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
         status = self.read_deployments()
         deployment = status.pending or status.booted

@@ -13,8 +13,8 @@ verify, uncordon. Two rules hold in every phase:
 """
 
 from treenail.update.decision import actions, decide_boot, decide_idle, node_state, user_requests
+from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state import ledger_record, phases
 
 REBOOTS_ALLOWED = 3
@@ -98,7 +98,7 @@ def is_target_requested(
 def _is_staged_by_update(
     update: ledger_record.UpdateRecord,
     impact: UpdateImpact,
-    deployments: node_state.DeploymentState,
+    deployments: os_change.DeploymentState,
 ) -> bool:
     """Return whether this update staged the deployment; without a recorded ID, by its content."""
     if update.staged_id:
@@ -146,7 +146,7 @@ def _decide_before_reboot(
             return decide_idle.WAIT_FOR_DEPLOYMENTS
         if refusal := decide_idle.refuse_unknown_booted(facts, impact):
             return refusal
-        if not impact.os.is_empty and is_in_effect(impact.os, deployments.running):
+        if not impact.os.is_empty and os_change.is_in_effect(impact.os, deployments):
             return actions.PlanAction(update.target)
         staging = _decide_staging(update, impact, deployments)
         if staging is not None:
@@ -159,7 +159,7 @@ def _decide_before_reboot(
 def _decide_staging(
     update: ledger_record.UpdateRecord,
     impact: UpdateImpact,
-    deployments: node_state.DeploymentState,
+    deployments: os_change.DeploymentState,
 ) -> actions.Decision | None:
     """Return the next action until exactly what the update needs is staged, then None."""
     if not deployments.staged_id:
@@ -252,7 +252,12 @@ def _make_reboot_action(
     """Return a soft reboot for the first try only: a full one must correct a wrong soft reboot."""
     is_counted = update.phase is phases.Phase.REBOOTING and update.boot_id == facts.boot_id
     is_first = update.reboot_count - is_counted == 0
-    is_soft = facts.can_soft_reboot and is_first and bool(staged_id) and impact.os.can_keep_kernel
+    is_soft = (
+        facts.can_soft_reboot
+        and is_first
+        and bool(staged_id)
+        and os_change.can_keep_kernel(impact.os)
+    )
     return actions.RebootAction(update.target, staged_id, is_soft=is_soft)
 
 
@@ -295,7 +300,7 @@ def _decide_after_boot(
         return decide_idle.WAIT_FOR_DEPLOYMENTS
     if refusal := decide_idle.refuse_unknown_booted(facts, impact):
         return refusal
-    if deployments is None or is_in_effect(impact.os, deployments.running):
+    if deployments is None or os_change.is_in_effect(impact.os, deployments):
         return actions.VerifyAction(target, decide_boot.CHECKS_BEGIN)
     if update.phase is phases.Phase.REBOOTING and ledger_record.is_soft_reboot(
         update.boot_id, facts.boot_id
@@ -332,7 +337,7 @@ def _decide_full_reboot(
     facts: node_state.Facts,
     update: ledger_record.UpdateRecord,
     impact: UpdateImpact,
-    deployments: node_state.DeploymentState,
+    deployments: os_change.DeploymentState,
 ) -> actions.Decision | None:
     """Return a full reboot into the update's deployment if a soft one booted another."""
     staged_id = update.staged_id
@@ -403,7 +408,7 @@ def _is_booted_nevertheless(facts: node_state.Facts, update: ledger_record.Updat
         return False
     return (
         update.boot_id != facts.boot_id
-        and is_in_effect(impact.os, deployments.running)
+        and os_change.is_in_effect(impact.os, deployments)
         and bool(deployments.other_ids)
     )
 

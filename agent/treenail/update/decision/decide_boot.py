@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from treenail.errors import RollbackError
 from treenail.update.checks import health
 from treenail.update.decision import actions, decide_idle, node_state
+from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.impact.os_change import is_in_effect
 from treenail.update.state import boot_trial, ledger_record, phases
 from treenail.update.steps import step_types
 
@@ -83,7 +83,7 @@ def decide_verification(
         return decide_idle.WAIT_FOR_DEPLOYMENTS
     if refusal := decide_idle.refuse_unknown_booted(facts, impact):
         return refusal
-    if deployments is not None and not is_in_effect(impact.os, deployments.running):
+    if deployments is not None and not os_change.is_in_effect(impact.os, deployments):
         return (
             actions.RestoreAction()
             if facts.has_undo
@@ -191,7 +191,7 @@ def decide_rollback(
             if is_same_boot
             else actions.CancelStagedAction("rolled back")
         )
-    if not is_in_effect(impact.os, deployments.running):
+    if not os_change.is_in_effect(impact.os, deployments):
         if facts.has_undo:
             return actions.RestoreAction()
         return actions.CancelStagedAction("rolled back", update.staged_id)
@@ -211,7 +211,7 @@ def decide_rollback(
 def cancel_unbooted(
     facts: node_state.Facts,
     update: ledger_record.UpdateRecord,
-    deployments: node_state.DeploymentState,
+    deployments: os_change.DeploymentState,
 ) -> actions.CancelStagedAction:
     """Cancel an update whose deployment did not boot: the boot loader or a user chose another."""
     reason = health.format_not_booted(update.target, deployments.booted_digest)

@@ -15,6 +15,7 @@ from treenail.config import drift_comparison, image_content
 from treenail.update.checks import health, preflight
 from treenail.update.decision import actions, node_state, user_requests
 from treenail.update.drift import drift_policy
+from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
 from treenail.update.state import ledger_record, phases
 
@@ -282,7 +283,7 @@ def needs_reapply(facts: node_state.Facts) -> bool:
     return is_other_image or (has_gap and not facts.has_files_in_image)
 
 
-def refuse_foreign_staged(deployments: node_state.DeploymentState) -> actions.RefuseAction:
+def refuse_foreign_staged(deployments: os_change.DeploymentState) -> actions.RefuseAction:
     """Refuse to replace a deployment that another program staged."""
     problem = preflight.make_foreign_staged_problem(deployments.staged_id)
     error = errors.PreflightError(str(problem), reasons=(problem.reason,), remedy=problem.remedy)
@@ -388,7 +389,7 @@ def _uncordon_first(facts: node_state.Facts, otherwise: actions.Decision) -> act
 
 
 def _check_foreign_staged(
-    deployments: node_state.DeploymentState, target: ledger_record.Target
+    deployments: os_change.DeploymentState, target: ledger_record.Target
 ) -> actions.RefuseAction | None:
     """Refuse the target if another program staged a deployment."""
     if not deployments.staged_id:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.api.node import Node
+from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.errors import ConfigError
 from treenail.update.checks import health
 from treenail.update.decision.user_requests import UserRequest
@@ -223,54 +224,6 @@ class ObservedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentState:
-    """The part of the deployments that decisions depend on; unknown digests are empty."""
-
-    booted_digest: str
-    booted_id: str
-    """The booted deployment; empty when the back end names none."""
-    staged_digest: str = ""
-    staged_id: str = ""
-    """The staged deployment; not empty whenever something is staged."""
-    is_locked: bool = False
-    kernel_arguments: tuple[str, ...] = ()
-    """The kernel arguments that are booted."""
-    packages: tuple[str, ...] = ()
-    """The packages that are layered on the booted image."""
-    removed_packages: tuple[str, ...] = ()
-    """The packages of the booted image that are removed by an override."""
-    is_booted_pinned: bool = False
-    """The booted deployment is pinned, so that no program can drop it."""
-    other_ids: tuple[str, ...] = ()
-    """The deployments that are neither booted nor staged."""
-    pending_id: str = ""
-    """The deployment, staged or not, that the next boot selects instead of the booted one."""
-    booted_list_digest: str = ""
-    """The digest of the manifest list that named the booted image; empty without one."""
-    staged_list_digest: str = ""
-    """The same of the staged image."""
-
-    @property
-    def running(self) -> os_change.RunningOS:
-        """The booted operating system."""
-        return os_change.RunningOS(
-            self.booted_digest,
-            self.kernel_arguments,
-            self.packages,
-            self.removed_packages,
-            self.booted_list_digest,
-        )
-
-    def has_booted(self, digest: str) -> bool:
-        """Return whether the image with this digest of a manifest or manifest list is booted."""
-        return digest != "" and digest in {self.booted_digest, self.booted_list_digest}
-
-    def has_staged(self, digest: str) -> bool:
-        """Return whether the image with this digest of a manifest or manifest list is staged."""
-        return digest != "" and digest in {self.staged_digest, self.staged_list_digest}
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """One observation of the node, its machine and its ledger."""
 
@@ -280,7 +233,7 @@ class Facts:
     """Seconds since the epoch."""
     node: ObservedNode | None
     """None until the agent has received its Node."""
-    deployments: DeploymentState | None
+    deployments: os_change.DeploymentState | None
     """None when no decision needs the deployments (see `needs_deployments`)."""
     monotonic: float = 0.0
     """Seconds of this boot's monotonic clock."""
@@ -295,7 +248,7 @@ class Facts:
     """The update changed files and can undo that."""
     has_files_in_image: bool = True
     """In image mode the image must contain files and units; the agent writes none of them."""
-    adoption_change: os_change.OSChange = os_change.NO_OS_CHANGE
+    adoption_change: DeploymentChange = NO_CHANGE
     """What the booted OS lacks of a target that the node may have; observed at first contact."""
     finalization_error: str = ""
     """Why the staged deployment was not finalized at the last shutdown, if that is known."""

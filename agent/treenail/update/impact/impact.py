@@ -13,6 +13,7 @@ from treenail.api import disruptionpolicy, machineconfig
 from treenail.codec import key
 from treenail.config import node_paths, provenance, wanted_state
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
+from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.update.impact import os_change
 from treenail.update.steps import step_types
 
@@ -296,7 +297,7 @@ REASONS_LIMIT = 20
 class UpdateImpact:
     """The part of a planned update that decisions depend on; it holds no contents."""
 
-    os: os_change.OSChange = field(default=os_change.NO_OS_CHANGE, metadata=key(is_required=True))
+    os: DeploymentChange = field(default=NO_CHANGE, metadata=key(is_required=True))
     needs_write: bool = field(default=False, metadata=key("needsWrite", is_required=True))
     """Files, units or users must be written."""
     level: DisruptionLevel = field(
@@ -328,7 +329,7 @@ class UpdateImpact:
 
 def compute_impact(
     steps: Sequence[step_types.ConfigStep],
-    change: os_change.OSChange,
+    change: DeploymentChange,
     disruption: ConfigDisruption,
     find_cause: Callable[[DisruptionReason], object],
 ) -> UpdateImpact:
@@ -344,7 +345,7 @@ def compute_differences(
     old: wanted_state.WantedState,
     new: wanted_state.WantedState,
     steps: Sequence[step_types.ConfigStep],
-    change: os_change.OSChange,
+    change: DeploymentChange,
 ) -> ConfigDiff:
     """Return the differences between the configs, and of the machine from the new one.
 
@@ -357,7 +358,7 @@ def compute_differences(
         links=tuple(_merge_changes(configs.links, machine.links)),
         units=tuple(_merge_changes(configs.units, machine.units)),
         users=tuple(_merge_changes(configs.users, machine.users)),
-        os=change.aspects,
+        os=os_change.list_aspects(change),
     )
 
 

@@ -1,11 +1,12 @@
 """The change of the operating system that a config requires, and whether it is booted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api import machineconfig, pullspec
 from treenail.config import diff, wanted_state
+from treenail.deployment_change import DeploymentChange
 from treenail.update.impact import os_packages
 
 KERNEL_KEEPING_ASPECTS = frozenset({diff.OSAspect.IMAGE, diff.OSAspect.EXTENSIONS})
@@ -13,115 +14,105 @@ KERNEL_KEEPING_ASPECTS = frozenset({diff.OSAspect.IMAGE, diff.OSAspect.EXTENSION
 
 
 @dataclass(frozen=True, slots=True)
-class OSChange:
-    """The changes to deploy together; empty fields change nothing."""
+class DeploymentState:
+    """The part of the deployments that decisions depend on; unknown digests are empty.
 
-    image: str = ""
-    """The pull spec of the image to boot, by digest."""
-    append: tuple[str, ...] = ()
-    """Kernel arguments to append, in order, after ``delete`` is applied."""
-    delete: tuple[str, ...] = ()
-    install: tuple[str, ...] = ()
-    """Packages to layer on the image."""
-    uninstall: tuple[str, ...] = ()
-    remove: tuple[str, ...] = ()
-    """Packages of the image to remove by an override."""
-    reset: tuple[str, ...] = ()
-    """Packages of the image whose override to reset."""
-    packages_from: str = field(default="", metadata=codec.key("packagesFrom"))
-    """The pull spec of the image with the packages, by digest; never set alone."""
+    The back ends report an `OstreeDeployment` for each one; this has the kernel arguments, too, and
+    of the staged deployment only what names it.
+    """
 
-    @property
-    def digest(self) -> str:
-        """The manifest digest of the image; empty without one."""
-        return self.image.partition("@")[2]
-
-    @property
-    def packages(self) -> frozenset[str]:
-        """All packages that change."""
-        return frozenset((*self.install, *self.uninstall, *self.remove, *self.reset))
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing changes."""
-        return self == NO_OS_CHANGE
-
-    @property
-    def can_keep_kernel(self) -> bool:
-        """The change may keep the running kernel; only the deployment shows whether it does."""
-        return set(self.aspects) <= KERNEL_KEEPING_ASPECTS and not self.is_empty
-
-    @property
-    def aspects(self) -> tuple[diff.OSAspect, ...]:
-        """The fields of a MachineConfig that require the change."""
-        kernels = frozenset[str]().union(*machineconfig.KERNEL_PACKAGES.values())
-        packages = {*self.install, *self.uninstall}
-        changes = (
-            (diff.OSAspect.IMAGE, self.image),
-            (diff.OSAspect.KERNEL_ARGUMENTS, self.append or self.delete),
-            (diff.OSAspect.KERNEL_TYPE, self.remove or self.reset or packages & kernels),
-            (diff.OSAspect.EXTENSIONS, packages - kernels),
-        )
-        return tuple(aspect for aspect, change in changes if change)
-
-
-NO_OS_CHANGE = OSChange()
-
-
-@dataclass(frozen=True, slots=True)
-class RunningOS:
-    """The booted operating system."""
-
-    digest: str
-    """The manifest digest of the image; empty if it has none."""
+    booted_digest: str
+    """The manifest digest of the booted image; empty if it has none."""
     kernel_arguments: tuple[str, ...] = ()
+    """The kernel arguments that are booted."""
     packages: tuple[str, ...] = ()
-    """The packages that are layered on the image."""
+    """The packages that are layered on the booted image."""
     removed_packages: tuple[str, ...] = ()
-    """The packages of the image that are removed by an override."""
-    list_digest: str = ""
-    """The digest of the manifest list that named the image; empty without one."""
+    """The packages of the booted image that are removed by an override."""
+    booted_list_digest: str = ""
+    """The digest of the manifest list that named the booted image; empty without one."""
+    booted_id: str = ""
+    """The booted deployment; empty when the back end names none."""
+    is_booted_pinned: bool = False
+    """The booted deployment is pinned, so that no program can drop it."""
+    staged_digest: str = ""
+    staged_list_digest: str = ""
+    """The same of the staged image."""
+    staged_id: str = ""
+    """The staged deployment; not empty whenever something is staged."""
+    is_locked: bool = False
+    other_ids: tuple[str, ...] = ()
+    """The deployments that are neither booted nor staged."""
+    pending_id: str = ""
+    """The deployment, staged or not, that the next boot selects instead of the booted one."""
 
-    def has_image(self, digest: str) -> bool:
-        """Return whether the image has this digest of a manifest or manifest list."""
-        return digest != "" and digest in {self.digest, self.list_digest}
+    def has_booted(self, digest: str) -> bool:
+        """Return whether the image with this digest of a manifest or manifest list is booted."""
+        return digest != "" and digest in {self.booted_digest, self.booted_list_digest}
+
+    def has_staged(self, digest: str) -> bool:
+        """Return whether the image with this digest of a manifest or manifest list is staged."""
+        return digest != "" and digest in {self.staged_digest, self.staged_list_digest}
+
+
+def list_aspects(change: DeploymentChange) -> tuple[diff.OSAspect, ...]:
+    """Return the fields of a MachineConfig that require the change."""
+    kernels = frozenset[str]().union(*machineconfig.KERNEL_PACKAGES.values())
+    packages = {*change.install_packages, *change.uninstall_packages}
+    aspects = (
+        (diff.OSAspect.IMAGE, change.image),
+        (diff.OSAspect.KERNEL_ARGUMENTS, change.append_kargs or change.delete_kargs),
+        (
+            diff.OSAspect.KERNEL_TYPE,
+            change.override_remove or change.override_reset or packages & kernels,
+        ),
+        (diff.OSAspect.EXTENSIONS, packages - kernels),
+    )
+    return tuple(aspect for aspect, differs in aspects if differs)
+
+
+def can_keep_kernel(change: DeploymentChange) -> bool:
+    """Return whether it may keep the running kernel; only the deployment shows whether it does."""
+    return set(list_aspects(change)) <= KERNEL_KEEPING_ASPECTS and not change.is_empty
 
 
 def compute_os_change(
-    old: wanted_state.WantedOS, new: wanted_state.WantedOS, running: RunningOS, *, image: str
-) -> OSChange:
+    old: wanted_state.WantedOS, new: wanted_state.WantedOS, booted: DeploymentState, *, image: str
+) -> DeploymentChange:
     """Return the change from the old to the new OS; empty if the new one is booted.
 
     ``image`` is requested beside the config and contains its packages and its kernel. Raises
     `ConfigError` when the config does not name its image by digest.
     """
     append, delete = _compute_arguments(
-        old.kernel_arguments, new.kernel_arguments, running.kernel_arguments
+        old.kernel_arguments, new.kernel_arguments, booted.kernel_arguments
     )
     before, after = (
         os_packages.list_packages(old),
         frozenset[str]() if image else os_packages.list_packages(new),
     )
     removed = frozenset[str]() if image else _list_removed_packages(new)
-    new_image = _select_image(image or new.image, running)
-    install = after - set(running.packages)
+    new_image = _select_image(image or new.image, booted)
+    install = after - set(booted.packages)
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
         install -= before & os_packages.LATER_PACKAGES
-    change = OSChange(
+    change = DeploymentChange(
         image=new_image,
-        append=append,
-        delete=delete,
-        install=_sort_names(install),
-        uninstall=_sort_names((before - after) & set(running.packages)),
-        remove=_sort_names(removed - set(running.removed_packages)),
-        reset=_sort_names((_list_removed_packages(old) - removed) & set(running.removed_packages)),
+        append_kargs=append,
+        delete_kargs=delete,
+        install_packages=_sort_names(install),
+        uninstall_packages=_sort_names((before - after) & set(booted.packages)),
+        override_remove=_sort_names(removed - set(booted.removed_packages)),
+        override_reset=_sort_names(
+            (_list_removed_packages(old) - removed) & set(booted.removed_packages)
+        ),
     )
     if not after or not new.extensions_image or not (change.image or change.packages):
         return change
     # rpm-ostree resolves all layered packages again in each transaction, and needs their source.
     pullspec.parse_pull_spec(new.extensions_image, where="baseOSExtensionsContainerImage")
-    return replace(change, packages_from=new.extensions_image)
+    return replace(change, extensions_image=new.extensions_image)
 
 
 def check_kernel_type(os: wanted_state.WantedOS, architecture: str) -> None:
@@ -136,20 +127,20 @@ def check_kernel_type(os: wanted_state.WantedOS, architecture: str) -> None:
         )
 
 
-def is_in_effect(change: OSChange, running: RunningOS) -> bool:
+def is_in_effect(change: DeploymentChange, booted: DeploymentState) -> bool:
     """Return whether the change is booted."""
     return (
-        (not change.image or running.has_image(change.digest))
-        and _has_arguments(change.append, change.delete, running.kernel_arguments)
-        and set(change.install) <= set(running.packages)
-        and not set(change.uninstall) & set(running.packages)
-        and set(change.remove) <= set(running.removed_packages)
-        and not set(change.reset) & set(running.removed_packages)
+        (not change.image or booted.has_booted(change.digest))
+        and _has_arguments(change.append_kargs, change.delete_kargs, booted.kernel_arguments)
+        and set(change.install_packages) <= set(booted.packages)
+        and not set(change.uninstall_packages) & set(booted.packages)
+        and set(change.override_remove) <= set(booted.removed_packages)
+        and not set(change.override_reset) & set(booted.removed_packages)
     )
 
 
-def _select_image(image: str, running: RunningOS) -> str:
-    if not image or running.has_image(image.partition("@")[2]):
+def _select_image(image: str, booted: DeploymentState) -> str:
+    if not image or booted.has_booted(image.partition("@")[2]):
         return ""
     pullspec.parse_pull_spec(image, where="osImageURL")
     return image

@@ -21,6 +21,7 @@ from treenail.config import (
     wanted_state,
 )
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
+from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.update.impact import impact, os_change
 from treenail.update.steps.step_types import ConfigStep
 
@@ -70,7 +71,7 @@ class MachinePlan:
     """The plan of the agent for one machine."""
 
     steps: tuple[ConfigStep, ...]
-    change: os_change.OSChange | None
+    change: DeploymentChange | None
     """None if the deployments cannot be read; the OS is then assumed to match the old config."""
     split: image_content.ImageSplit | None = None
     """The comparison of the config with the booted image; None unless that stays."""
@@ -146,7 +147,7 @@ def preview_update(
     steps, change = (machine.steps, machine.change) if machine else ((), None)
     diff = config_diff
     if machine:
-        diff = impact.compute_differences(before, after, steps, change or os_change.NO_OS_CHANGE)
+        diff = impact.compute_differences(before, after, steps, change or NO_CHANGE)
     if change is None:
         diff = replace(diff, os=config_diff.os)
     disruption = impact.compute_disruption(diff, policy)
@@ -185,7 +186,7 @@ def _list_os_entries(
     diff: ConfigDiff,
     before: wanted_state.WantedOS,
     after: wanted_state.WantedOS,
-    change: os_change.OSChange | None,
+    change: DeploymentChange | None,
 ) -> Iterator[PreviewEntry]:
     for aspect in diff.os:
         details = (
@@ -259,17 +260,19 @@ def _describe_aspect(
             yield _format_change(str(old.fips).lower(), str(new.fips).lower())
 
 
-def _describe_os_change(aspect: OSAspect, change: os_change.OSChange) -> Iterator[str]:
+def _describe_os_change(aspect: OSAspect, change: DeploymentChange) -> Iterator[str]:
     """Return the details of what the machine's operating system changes."""
     match aspect:
         case OSAspect.IMAGE:
             yield f"+ {redact.redact_line(change.image)}"
         case OSAspect.KERNEL_ARGUMENTS:
-            yield from (f"- {redact.redact_line(argument)}" for argument in change.delete)
-            yield from (f"+ {redact.redact_line(argument)}" for argument in change.append)
+            yield from (f"- {redact.redact_line(argument)}" for argument in change.delete_kargs)
+            yield from (f"+ {redact.redact_line(argument)}" for argument in change.append_kargs)
         case OSAspect.KERNEL_TYPE | OSAspect.EXTENSIONS:
-            yield from (f"- {name}" for name in (*change.remove, *change.uninstall))
-            yield from (f"+ {name}" for name in (*change.reset, *change.install))
+            yield from (
+                f"- {name}" for name in (*change.override_remove, *change.uninstall_packages)
+            )
+            yield from (f"+ {name}" for name in (*change.override_reset, *change.install_packages))
         case OSAspect.EXTENSIONS_IMAGE | OSAspect.FIPS:
             return
 
