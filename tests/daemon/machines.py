@@ -27,7 +27,7 @@ from treenail.daemon.configuration.machine import (
     recover_interrupted,
     restore_pending,
 )
-from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import UnitError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
@@ -148,7 +148,7 @@ def unlocked_machine(disk: MemoryDisk) -> Machine:
     return make_machine(ROOT, disk, shadow=Unlocked(ROOT, FakeClock(), disk))
 
 
-def runner(disk: MemoryDisk, services: ServiceManager | None = None) -> StepRunner:
+def runner(disk: MemoryDisk, services: Systemd | None = None) -> StepRunner:
     return StepRunner(unlocked_machine(disk), services)
 
 

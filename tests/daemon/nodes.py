@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from tests.daemon.machines import ROOT, TOP, planned
+from tests.daemon.machines import ROOT, TOP, Systemd, planned
 from tests.fakes import disk
 from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
@@ -45,7 +45,7 @@ from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import TouchedPaths
-from treenail.daemon.configuration.step_runner import ServiceManager, StepRunner
+from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
@@ -154,7 +154,7 @@ class Process:
         configuration = NodeConfiguration(
             MachineInspector(host), StepRunner(host, self.open_services(world))
         )
-        configs = self.config_cache = ConfigCache(files, self.cluster)
+        configs = self.config_cache = ConfigCache(files, self.cluster.fetch_machine_config)
         ports = NodeInterfaces(
             os=system,
             images=FakeImages(world),
@@ -216,7 +216,7 @@ class Process:
     def open_machine(self, world: World, clock: FakeClock) -> Machine:
         return make_machine(ROOT, world.disk, clock=clock)
 
-    def open_services(self, _world: World) -> ServiceManager | None:
+    def open_services(self, _world: World) -> Systemd | None:
         """Return the running systemd; without one the agent makes the links of units itself."""
         return None
 

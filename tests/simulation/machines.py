@@ -159,7 +159,7 @@ class AgentRun:
         host = make_machine(ROOT, world.disk, clock=process)
         files = host.files
         configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
-        configs = ConfigCache(files, node_client)
+        configs = ConfigCache(files, node_client.fetch_machine_config)
         ports = NodeInterfaces(
             os=machine,
             images=FakeImages(world),

@@ -10,14 +10,15 @@ from treenail.api import documents, machineconfig
 from treenail.config import node_paths, wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.configuration.step_runner import ServiceManager
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
-from treenail.daemon.interfaces import OSBackend, Power
+from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import observe, os_transaction
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.system.kernel import HostKernel
+from treenail.host.systemd.logind import Logind
+from treenail.host.systemd.systemd import Systemd
 from treenail.update import firstboot
 
 log = logging.getLogger(__name__)
@@ -39,11 +40,11 @@ class FirstBootInterfaces:
     """Everything that the first boot reads and changes."""
 
     os: OSBackend
-    power: Power
+    power: Logind
     kernel: HostKernel
     credentials: PullSecrets
     preflight: PreflightChecker
-    services: ServiceManager
+    services: Systemd
     verifier: FirstBootVerifier
     clock: clocks.Clock
     status: StatusFile

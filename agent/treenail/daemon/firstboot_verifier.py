@@ -9,7 +9,7 @@ from treenail.api import decode, machineconfig
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
 from treenail.daemon.configuration import machine, mcd_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.daemon.interfaces import ImageContents
+from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.drift import drift_policy, drift_repair
 from treenail.update.firstboot import FirstBootClaim, make_contradiction_error, read_claim
@@ -29,7 +29,7 @@ class FirstBootVerifier:
     def __init__(
         self,
         files: HostFiles,
-        images: ImageContents,
+        images: DeploymentImages,
         configuration: machine.NodeConfiguration,
         check: DriftCheck,
         *,

@@ -1,15 +1,10 @@
-"""Interfaces that the daemon depends on. Adapters implement them structurally.
-
-An interface is declared here when it has two implementations, or when the real one needs D-Bus or
-an API server and a test therefore takes a fake. Everything else is used as the concrete class.
-"""
+"""The OS back end and the API server as the daemon uses them; adapters implement both."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from treenail.api import disruptionpolicy, machineconfig, node
-from treenail.config import image_content, wanted_state
 from treenail.deployment_change import DeploymentChange
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.ostree import deployments
@@ -71,48 +66,6 @@ class OSBackend(Protocol):
 
     def release_daemon(self) -> None:
         """Unregister from the OS daemon, so that it can exit when idle."""
-
-
-class ImageContents(Protocol):
-    """The content of images, as far as a config determines it. Raises `HostError`."""
-
-    def read_booted(self, wanted: wanted_state.WantedState) -> image_content.ImageContent:
-        """Read the image that is booted, without the local changes of /etc."""
-
-    def read_staged(
-        self, staged_id: str, wanted: wanted_state.WantedState
-    ) -> image_content.ImageContent:
-        """Read the image of the staged deployment of this ID."""
-
-
-class Power(Protocol):
-    """Reboots, through logind."""
-
-    def reboot_machine(self, *, is_soft: bool = False) -> None:
-        """Request a reboot and return once it is queued; ``is_soft`` restarts user space only."""
-
-    def is_shutting_down(self) -> bool:
-        """Return whether the machine is shutting down."""
-
-
-class SoftRebootControl(Protocol):
-    """Preparation of the root that the next soft reboot switches to."""
-
-    def prepare_soft_reboot(self) -> bool:
-        """Make a soft reboot switch to the staged deployment; return whether that is possible."""
-
-    def clear_soft_reboot(self) -> None:
-        """Remove the preparation, if there is one."""
-
-
-class DeploymentPins(Protocol):
-    """Pins of deployments. Both methods are idempotent."""
-
-    def pin_deployment(self, deployment_id: str) -> None:
-        """Pin the deployment, so that no back end drops it."""
-
-    def unpin_deployment(self, deployment_id: str) -> None:
-        """Remove the pin, if the deployment still exists."""
 
 
 class ClusterAccess(Protocol):

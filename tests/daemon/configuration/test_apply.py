@@ -15,7 +15,7 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.api.ignition.model import Contents
 from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit, WantedUser
-from treenail.daemon.configuration.inspect import MachineInspector, SystemdUnitStates
+from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import (
     RecoveryOutcome,
     apply_steps,
@@ -47,8 +47,8 @@ class FakeSystemd:
         self.refused = set(refused)
         self.calls: list[str] = []
 
-    def read_unit_file_state(self, unit: str) -> str:
-        return self._units.read_states(unit)[unit]
+    def read_states(self, *units: str) -> dict[str, str]:
+        return self._units.read_states(*units)
 
     def enable_units(self, *units: str) -> None:
         self._link(self._units.plan_enable(*units))
@@ -93,7 +93,7 @@ class Machine:
         self.root = Root(top)
         self.systemd = FakeSystemd(self.root, *refused)
         self.host = make_machine(self.root)
-        self.survey = MachineInspector(self.host, SystemdUnitStates(self.systemd))
+        self.survey = MachineInspector(self.host, self.systemd)
         self.runner = StepRunner(self.host, self.systemd)
 
     def bring(
@@ -232,7 +232,7 @@ def test_units_that_name_each_other_are_as_the_config_says(tmp_path, are_named):
         machine.bring(build_units(before, (False, False)))
         new = build_units(after, are_named)
         machine.bring(new)
-        states = [machine.systemd.read_unit_file_state(name) for name in new.units]
+        states = list(machine.systemd.read_states(*new.units).values())
         assert states == ["enabled" if flag else "disabled" for flag in after], (before, after)
         assert machine.bring(new) == []
 
@@ -251,7 +251,7 @@ def test_unmasked_unit_is_disabled_although_it_was_enabled_before_the_mask(top, 
     (top / UNITS / "a.service").symlink_to("/dev/null")
     machine = Machine(top)
     assert machine.bring(wanted(unit=unit))
-    assert machine.systemd.read_unit_file_state("a.service") == "disabled"
+    assert machine.systemd.read_states("a.service") == {"a.service": "disabled"}
     assert machine.bring(wanted(unit=unit)) == []
 
 

@@ -38,7 +38,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def configs(tmp_path: Path, cluster: Cluster) -> ConfigCache:
-    return ConfigCache(HostFiles(Root(tmp_path)), cluster)
+    return ConfigCache(HostFiles(Root(tmp_path)), cluster.fetch_machine_config)
 
 
 def test_config_read_before_is_cached_for_unreachable_cluster(

@@ -17,7 +17,7 @@ from treenail.daemon.configuration.drift import BootedState, DriftCheck, Expecte
 from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
 from treenail.daemon.configuration.machine import apply_steps
-from treenail.daemon.configuration.path_watcher import InotifyPathWatcher
+from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError
 from treenail.host.filesystem.atomic_files import HostFiles
@@ -80,7 +80,7 @@ class Site:
         self.booted = BootedState(("quiet",))
         self.unit_states: UnitStateSource = UnitFileReader(HostFiles(self.root))
         self.rings = 0
-        self.paths = InotifyPathWatcher(self.root, self.ring)
+        self.paths = PathWatcher(self.root, self.ring)
         self.paths.start()
         self.disk, self.policy = disk, policy
         self.start()

@@ -102,11 +102,9 @@ def format_drifts(
             yield f"    ({reported.diff.note})"
 
 
-class OfflineCluster:
-    """A cluster that is never reachable: drift needs only configs that this machine stores."""
-
-    def fetch_machine_config(self, name: str) -> MachineConfig:
-        raise errors.UnreachableError(f"this machine stores no copy of {name}")
+def _refuse_fetch(name: str) -> MachineConfig:
+    """Raise: drift needs only configs that this machine stores."""
+    raise errors.UnreachableError(f"this machine stores no copy of {name}")
 
 
 class _DriftInspector:
@@ -126,7 +124,7 @@ class _DriftInspector:
     def _read_node_config(self) -> tuple[ImageSplit, ExpectedState]:
         image = inspect.open_booted_tree(self._machine.root)
         configs = config_cache.NodeConfigs(
-            config_cache.ConfigCache(self._files, OfflineCluster()),
+            config_cache.ConfigCache(self._files, _refuse_fetch),
             lambda wanted: read_image_content(image, wanted),
         )
         split = configs.load_split(self.current)
@@ -152,8 +150,8 @@ class _DriftInspector:
 
     def find_drifts(self) -> list[ReportedDrift]:
         """Find all drift, sorted by path."""
-        states = local_machine.create_unit_states(self._machine, is_running=self._is_running)
-        check = DriftCheck(self._machine, states)
+        machine = self._machine
+        check = DriftCheck(machine, machine.systemd if self._is_running else machine.unit_files)
         by_subject = check.check_everything(self._expected, self._read_booted_state())
         return [
             ReportedDrift(drift, self._policy.choose_reaction(drift), self._diff_contents(drift))

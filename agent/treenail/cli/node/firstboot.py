@@ -94,7 +94,7 @@ def _create_verifier(
         machine.files,
         image_content.DeploymentImages(machine, backend),
         NodeConfiguration(*local_machine.create_inspector_and_runner(machine, is_running=True)),
-        drift.DriftCheck(machine, local_machine.create_unit_states(machine, is_running=True)),
+        drift.DriftCheck(machine, machine.systemd),
         policy=settings.drift.policy,
         has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,
     )

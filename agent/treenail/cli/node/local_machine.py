@@ -12,7 +12,7 @@ from treenail.host.machine import Machine
 
 if TYPE_CHECKING:
     from treenail.daemon.agent_settings import AgentSettings, PartialSettings
-    from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
+    from treenail.daemon.configuration.inspect import MachineInspector
     from treenail.daemon.configuration.step_runner import StepRunner
     from treenail.host.systemd.system_bus import SystemBus
 
@@ -22,26 +22,16 @@ def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
     return Machine(Root(path or "/"), clock=SystemClock(), bus=bus)
 
 
-# Imported late below: commands that only read the ledger need neither inspector nor runner.
-
-
-def create_unit_states(machine: Machine, *, is_running: bool) -> "UnitStateSource":
-    """Create the source of unit states: systemd if the machine is running, else unit files."""
-    from treenail.daemon.configuration.inspect import SystemdUnitStates
-
-    return SystemdUnitStates(machine.systemd) if is_running else machine.unit_files
-
-
 def create_inspector_and_runner(
     machine: Machine, *, is_running: bool
 ) -> "tuple[MachineInspector, StepRunner]":
     """Create inspector and step runner; they use systemd only if the machine is running."""
+    # Imported late: commands that only read the ledger need neither.
     from treenail.daemon.configuration.inspect import MachineInspector
     from treenail.daemon.configuration.step_runner import StepRunner
 
-    states = create_unit_states(machine, is_running=is_running)
-    services = machine.systemd if is_running else None
-    return MachineInspector(machine, states), StepRunner(machine, services)
+    systemd = machine.systemd if is_running else None
+    return MachineInspector(machine, systemd), StepRunner(machine, systemd)
 
 
 def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":

@@ -197,7 +197,9 @@ class _PlanSources:
 
     def find_config(self, name: str) -> ParsedConfig | None:
         """Return the stored or the fetched config; None if neither is available."""
-        cached = config_cache.ConfigCache(self._machine.files, self).read_cached(name)
+        cached = config_cache.ConfigCache(
+            self._machine.files, self.fetch_machine_config
+        ).read_cached(name)
         return cached or self._query_cluster(lambda: ParsedConfig(self.fetch_machine_config(name)))
 
     def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:

@@ -270,10 +270,8 @@ class Agent:
             raise MemoryError
         return self._exit_code
 
-    def _create_path_watcher(self, event: str) -> path_watcher.InotifyPathWatcher:
-        return path_watcher.InotifyPathWatcher(
-            self._machine.root, lambda: self._wakeup.notify(event)
-        )
+    def _create_path_watcher(self, event: str) -> path_watcher.PathWatcher:
+        return path_watcher.PathWatcher(self._machine.root, lambda: self._wakeup.notify(event))
 
     def _create_node_watch(self, client: api_client.Client) -> ResourceWatch:
         watch = ResourceWatch(
@@ -313,7 +311,7 @@ class Agent:
         configuration = NodeConfiguration(
             *local_machine.create_inspector_and_runner(machine, is_running=True)
         )
-        configs = config_cache.ConfigCache(machine.files, self._node_client)
+        configs = config_cache.ConfigCache(machine.files, self._node_client.fetch_machine_config)
         images = image_content.DeploymentImages(machine, os)
         return context.NodeInterfaces(
             os=os,
@@ -346,11 +344,10 @@ class Agent:
         images: image_content.DeploymentImages,
     ) -> drift_repair.DriftRepairer:
         machine, settings = self._machine, self._settings.drift
-        states = local_machine.create_unit_states(machine, is_running=True)
         return drift_repair.DriftRepairer(
             machine,
             config_cache.NodeConfigs(configs, images.read_booted),
-            drift.DriftCheck(machine, states),
+            drift.DriftCheck(machine, machine.systemd),
             self._path_watcher,
             configuration,
             policy=settings.policy,

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from treenail import codec, errors
 from treenail.api.machineconfig import MachineConfig
@@ -26,12 +25,6 @@ _PARSED_LIMIT = 2
 """An update has two configs, its origin and its target."""
 
 
-class MachineConfigSource(Protocol):
-    """A source of configs by name. It raises `ClusterError` and `ConfigError`."""
-
-    def fetch_machine_config(self, name: str) -> MachineConfig: ...
-
-
 class ConfigCache:
     """The current and the desired config of this node. They contain secrets: mode 0600.
 
@@ -39,9 +32,12 @@ class ConfigCache:
     in memory, parsed, until `drop_parsed`.
     """
 
-    def __init__(self, files: atomic_files.HostFiles, cluster: MachineConfigSource) -> None:
+    def __init__(
+        self, files: atomic_files.HostFiles, fetch: Callable[[str], MachineConfig]
+    ) -> None:
+        """``fetch`` reads a config from the API server; raises `ClusterError` and `ConfigError`."""
         self._files = files
-        self._cluster = cluster
+        self._fetch = fetch
         self._parsed: dict[str, tuple[bytes, wanted_state.ParsedConfig]] = {}
         """By name, with the digest of the content; the last used is last."""
 
@@ -51,7 +47,7 @@ class ConfigCache:
         Raises `ClusterError`, `ConfigError` and `FileError`.
         """
         try:
-            config = self._cluster.fetch_machine_config(name)
+            config = self._fetch(name)
         except errors.NotFoundError:
             raise
         except errors.ClusterError:

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from treenail import codec, errors
 from treenail.api import decode, machineconfig
@@ -18,10 +18,6 @@ from treenail.observations import EntryKind, PathEntry
 from treenail.update.steps import inventory
 from treenail.update.steps import inventory as records
 
-if TYPE_CHECKING:
-    # A directory has no systemd.
-    from treenail.host.systemd.systemd import Systemd
-
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
 _VENDOR_DIRECTORIES = unit_files.SEARCH_PATH[2:]
 _UNLABELLED = attrgetter("kind", "mode", "uid", "gid", "sha256", "target")
@@ -30,20 +26,10 @@ OWNERSHIP_LIMIT = 64 * 1024 * 1024
 
 
 class UnitStateSource(Protocol):
-    """A source of unit states: systemd, or the unit files of a system that is not running."""
+    """A source of unit states: `Systemd`, or `UnitFileReader` for a system that does not run."""
 
     def read_states(self, *units: str) -> Mapping[str, str]:
         """Return the states as ``systemctl is-enabled`` prints them; empty without a unit file."""
-
-
-class SystemdUnitStates:
-    """Unit states of the running systemd. Raises `UnitError` and `BusError`."""
-
-    def __init__(self, systemd: "Systemd") -> None:
-        self._systemd = systemd
-
-    def read_states(self, *units: str) -> dict[str, str]:
-        return {unit: self._systemd.read_unit_file_state(unit) for unit in units}
 
 
 class MachineInspector:

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from treenail.errors import FileError
 from treenail.host.filesystem.inotify import InotifyEvents, InotifyWatcher
@@ -28,18 +27,8 @@ class TouchedPaths:
     """The kernel lost events: any path may have changed."""
 
 
-class PathWatcher(Protocol):
-    """A source of touched paths."""
-
-    def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
-        """Watch these paths, and all entries directly in these directories."""
-
-    def take_touched(self) -> TouchedPaths:
-        """Return what was touched since the last call."""
-
-
-class InotifyPathWatcher:
-    """`PathWatcher` by inotify. Its thread calls ``on_touched``, which must only wake another."""
+class PathWatcher:
+    """Watches paths with inotify. Its thread calls ``on_touched``, which must only wake another."""
 
     def __init__(self, root: Root, on_touched: Callable[[], None]) -> None:
         self._root = root
@@ -73,6 +62,7 @@ class InotifyPathWatcher:
             self._inotify = None
 
     def watch_paths(self, paths: Iterable[str], *, directories: Iterable[str]) -> None:
+        """Watch these paths, and all entries directly in these directories."""
         with self._lock:
             self._paths, self._directories = frozenset(paths), frozenset(directories)
             self._needs_arming = True
@@ -80,6 +70,7 @@ class InotifyPathWatcher:
             self._inotify.interrupt_wait()
 
     def take_touched(self) -> TouchedPaths:
+        """Return what was touched since the last call."""
         with self._lock:
             touched = TouchedPaths(frozenset(self._touched), self._is_incomplete)
             self._touched, self._is_incomplete = set(), False

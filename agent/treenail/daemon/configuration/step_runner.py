@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from treenail import errors
 from treenail.api.ignition.model import Contents
@@ -19,28 +19,20 @@ from treenail.observations import EntryKind
 from treenail.update.steps import inventory, plan, step_types
 from treenail.update.steps import inventory as records
 
+if TYPE_CHECKING:
+    # A directory has no systemd.
+    from treenail.host.systemd.systemd import Systemd
+
 Json = dict[str, object]
 _LIMIT = 256 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
 
-class ServiceManager(Protocol):
-    """The running systemd. Raises `UnitError` and `BusError`."""
-
-    def enable_units(self, *units: str) -> None: ...
-    def disable_units(self, *units: str) -> None: ...
-    def preset_units(self, *units: str) -> None: ...
-    def reload_daemon(self) -> None: ...
-    def reload_unit(self, unit: str) -> None: ...
-    def restart_unit(self, unit: str) -> None: ...
-    def start_default_target(self) -> None: ...
-
-
 class StepRunner:
     """Runs steps on a machine. Without ``services`` it makes the links of units itself."""
 
-    def __init__(self, machine: Machine, services: ServiceManager | None = None) -> None:
+    def __init__(self, machine: Machine, services: "Systemd | None" = None) -> None:
         self.undo = machine.undo
         self.pending = machine.pending_change
         self._root = machine.root
@@ -267,7 +259,7 @@ class StepRunner:
             case _:
                 assert_never(step)
 
-    def _update_trust_store(self, services: ServiceManager) -> None:
+    def _update_trust_store(self, services: "Systemd") -> None:
         """Restart the unit, and extract the store where the unit fails or does nothing.
 
         Its ConditionFirstBoot=true makes a restart succeed without a run.

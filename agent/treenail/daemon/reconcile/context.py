@@ -10,11 +10,14 @@ from treenail.daemon.cluster.controller_config import ControllerConfigSync
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
 from treenail.daemon.configuration import drift_repair, machine
 from treenail.daemon.configuration.config_cache import ConfigCache
+from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.local.requests import RequestFile
+from treenail.host.ostree.admin import OstreePins, OstreeSoftReboot
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
+from treenail.host.systemd.logind import Logind
 from treenail.update.state.ledger_record import Moment
 
 
@@ -23,10 +26,10 @@ class NodeInterfaces:
     """Everything that the daemon reads and changes."""
 
     os: interfaces.OSBackend
-    images: interfaces.ImageContents
-    power: interfaces.Power
-    soft_reboots: interfaces.SoftRebootControl
-    pins: interfaces.DeploymentPins
+    images: DeploymentImages
+    power: Logind
+    soft_reboots: OstreeSoftReboot
+    pins: OstreePins
     kernel: HostKernel
     ledger: state_file.Ledger
     crash_record: state_file.CrashRecordFile

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treenail import clocks, errors
-from treenail.daemon import interfaces
 from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
+from treenail.host.systemd.logind import Logind
 from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import decide_boot
@@ -39,9 +40,7 @@ class CrashCounter:
         kernel: HostKernel,
         clock: clocks.Clock,
         *,
-        open_machine: Callable[
-            [], tuple[interfaces.OSBackend, interfaces.Power, NodeConfiguration]
-        ],
+        open_machine: Callable[[], tuple[OSBackend, Logind, NodeConfiguration]],
     ) -> None:
         self._ledger = ledger
         self._file = crash_file

@@ -95,6 +95,10 @@ class Systemd:
             raise _make_unit_error(error, "read the state of", unit) from error
         return str(state)
 
+    def read_states(self, *units: str) -> dict[str, str]:
+        """Return the state of each unit as `read_unit_file_state` does."""
+        return {unit: self.read_unit_file_state(unit) for unit in units}
+
     def list_units(self, *names: str) -> tuple[SystemdUnit, ...]:
         """Return the current state of the units."""
         # It also answers for units that are not loaded or do not exist.
