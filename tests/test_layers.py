@@ -25,7 +25,6 @@ ROWS = (
     {"allocator", "errors", "clocks", "codec", "loading", "observations", "sanitize"},
     {
         "deployment_change",
-        "forked",
         "label_selector",
         "log",
         "process",

@@ -7,6 +7,9 @@ from fnmatch import fnmatchcase
 
 from treenail.errors import UnitError
 
+UNIT_DIRECTORY = "/etc/systemd/system"
+"""The directory of the administrator's units and of the links that enable units."""
+
 
 @dataclass(frozen=True, slots=True)
 class InstallSection:

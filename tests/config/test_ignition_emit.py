@@ -21,8 +21,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.ignition.emit import (
     VERSIONS_SERVED,
     VersionTooOldError,
+    detach_kernel_arguments,
     emit_ignition,
-    split_kernel_arguments,
 )
 from treenail.errors import ConfigError, IgnitionError
 
@@ -454,7 +454,7 @@ def test_unknown_version_is_refused(version: str) -> None:
 
 def test_kernel_arguments_are_split_off_for_versions_below_3_3() -> None:
     config = parse_ignition(ignition(kernelArguments={"shouldExist": ["a", "b=1"]}))
-    rest, arguments = split_kernel_arguments(config)
+    rest, arguments = detach_kernel_arguments(config)
     assert arguments == ("a", "b=1")
     assert emit_ignition(rest, "3.2.0") == {"ignition": {"version": "3.2.0"}}
     assert config.kernel_arguments == ("a", "b=1")
@@ -463,7 +463,7 @@ def test_kernel_arguments_are_split_off_for_versions_below_3_3() -> None:
 def test_removed_kernel_argument_is_refused_below_3_3() -> None:
     config = parse_ignition(ignition(kernelArguments={"shouldNotExist": ["quiet"]}))
     with pytest.raises(VersionTooOldError) as caught:
-        split_kernel_arguments(config)
+        detach_kernel_arguments(config)
     assert caught.value.field == "kernelArguments.shouldNotExist[0]"
     assert caught.value.first_version == "3.3.0"
 

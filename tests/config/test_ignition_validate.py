@@ -28,8 +28,8 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config.ignition.emit import (
     KERNEL_ARGUMENTS_SINCE,
     VERSIONS_SERVED,
+    detach_kernel_arguments,
     emit_ignition,
-    split_kernel_arguments,
 )
 from treenail.errors import ConfigError
 
@@ -112,7 +112,7 @@ def test_real_rendered_configs_are_valid_without_a_warning(version: str, tmp_pat
         document = documents.load_document(path.read_text(), where=path.name)
         config = parse_ignition(MachineConfig.from_json(document).config)
         if version < KERNEL_ARGUMENTS_SINCE:
-            config, _ = split_kernel_arguments(config)
+            config, _ = detach_kernel_arguments(config)
         place = tmp_path / "config.ign"
         assert validate(emit_ignition(config, version), place, version) == []
     assert found

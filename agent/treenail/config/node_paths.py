@@ -4,6 +4,8 @@ import re
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
+from treenail import unit_install
+
 FORCE_FILE = "/run/machine-config-daemon-force"
 """While this file exists, the agent applies the config in any state of the node, and reboots."""
 
@@ -31,7 +33,7 @@ CORE_USER = "core"
 """The only user whose keys and password a config may set."""
 AUTHORIZED_KEYS = "/home/core/.ssh/authorized_keys.d/ignition"
 
-UNIT_DIRECTORY = "/etc/systemd/system"
+UNIT_DIRECTORY = unit_install.UNIT_DIRECTORY
 
 # Rotated separately from configs, at any time, and therefore never compared with a config.
 CREDENTIALS = frozenset({KUBELET_CA, CLOUD_CA, REGISTRY_PULL_SECRET})

@@ -12,8 +12,8 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.fakes.host_machine import make_machine
 from tests.waiting import wait_until
-from treenail.cli.node.backend import STATUS_PATH
 from treenail.cli.node.cancel import request_from_agent
+from treenail.cli.node.local_machine import STATUS_PATH
 from treenail.cli.node.main import main
 from treenail.cli.output_format import API_VERSION
 from treenail.daemon.local.requests import RequestFile

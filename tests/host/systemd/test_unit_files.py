@@ -10,7 +10,8 @@ import pytest
 from treenail.errors import UnitError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.systemd.unit_files import CONFIG_DIRECTORY, UnitFileReader, UnitLinks
+from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
+from treenail.unit_install import UNIT_DIRECTORY
 
 VENDOR = "/usr/lib/systemd/system"
 PRESET = "/usr/lib/systemd/system-preset"
@@ -31,15 +32,15 @@ UNITS = {
     f"{VENDOR}/get@.service": "[Install]\nWantedBy=multi-user.target\n",
     f"{VENDOR}/default@.service": "[Install]\nDefaultInstance=one\nWantedBy=multi-user.target\n",
     f"{VENDOR}/specified@.service": "[Install]\nWantedBy=at-%i.target %p.target\n",
-    f"{CONFIG_DIRECTORY}/ours.service": WANTED,
+    f"{UNIT_DIRECTORY}/ours.service": WANTED,
     f"{VENDOR}/dropped.service": "[Service]\nExecStart=/bin/true\n",
-    f"{CONFIG_DIRECTORY}/dropped.service.d/10-install.conf": "[Install]\nWantedBy=basic.target\n",
+    f"{UNIT_DIRECTORY}/dropped.service.d/10-install.conf": "[Install]\nWantedBy=basic.target\n",
     f"{VENDOR}/real.service": "[Install]\nWantedBy=multi-user.target\nAlias=famous.service\n",
     f"{VENDOR}/a.timer": "[Install]\nWantedBy=timers.target\n",
 }
 LINKS = {
     f"{VENDOR}/short.service": "real.service",
-    f"{CONFIG_DIRECTORY}/masked.service": "/dev/null",
+    f"{UNIT_DIRECTORY}/masked.service": "/dev/null",
 }
 PRESETS = {
     f"{PRESET}/90-default.preset": "disable *\n",
@@ -90,11 +91,11 @@ def machine(tmp_path: Path) -> Machine:
 def test_plan_enable_links_the_unit_to_all_targets(machine):
     assert machine.units.plan_enable("many.service") == UnitLinks(
         {
-            f"{CONFIG_DIRECTORY}/other.service": f"{VENDOR}/many.service",
-            f"{CONFIG_DIRECTORY}/another.service": f"{VENDOR}/many.service",
-            f"{CONFIG_DIRECTORY}/multi-user.target.wants/many.service": f"{VENDOR}/many.service",
-            f"{CONFIG_DIRECTORY}/graphical.target.wants/many.service": f"{VENDOR}/many.service",
-            f"{CONFIG_DIRECTORY}/a.service.requires/many.service": f"{VENDOR}/many.service",
+            f"{UNIT_DIRECTORY}/other.service": f"{VENDOR}/many.service",
+            f"{UNIT_DIRECTORY}/another.service": f"{VENDOR}/many.service",
+            f"{UNIT_DIRECTORY}/multi-user.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{UNIT_DIRECTORY}/graphical.target.wants/many.service": f"{VENDOR}/many.service",
+            f"{UNIT_DIRECTORY}/a.service.requires/many.service": f"{VENDOR}/many.service",
         }
     )
 
@@ -109,13 +110,13 @@ def test_plan_disable_removes_all_links_to_the_unit(machine):
 def test_disable_and_enable_after_new_targets_removes_old_links(machine):
     machine.carry_out(machine.units.plan_enable("ours.service"))
     machine.files.write_file(
-        f"{CONFIG_DIRECTORY}/ours.service", b"[Install]\nWantedBy=other.target\n"
+        f"{UNIT_DIRECTORY}/ours.service", b"[Install]\nWantedBy=other.target\n"
     )
     machine.carry_out(machine.units.plan_disable("ours.service"))
     machine.carry_out(machine.units.plan_enable("ours.service"))
     assert machine.links() == {
         "masked.service": "/dev/null",
-        "other.target.wants/ours.service": f"{CONFIG_DIRECTORY}/ours.service",
+        "other.target.wants/ours.service": f"{UNIT_DIRECTORY}/ours.service",
     }
 
 
@@ -149,11 +150,11 @@ def test_plan_enable_of_missing_or_masked_unit_is_refused(machine, unit, message
 
 
 def test_named_units_are_those_of_present_and_later_files(machine):
-    first = machine.prefix / CONFIG_DIRECTORY[1:] / "first.service"
+    first = machine.prefix / UNIT_DIRECTORY[1:] / "first.service"
     first.write_text("[Install]\nAlso=%N.socket second.service %H.service\n")
     written = {
-        f"{CONFIG_DIRECTORY}/second.service": "[Install]\nAlso=third.service first.service\n",
-        f"{CONFIG_DIRECTORY}/plain.service.d/10.conf": "[Install]\nAlso=a.timer\n",
+        f"{UNIT_DIRECTORY}/second.service": "[Install]\nAlso=third.service first.service\n",
+        f"{UNIT_DIRECTORY}/plain.service.d/10.conf": "[Install]\nAlso=a.timer\n",
     }
     units = ("first.service", "plain.service", "masked.service", "absent.service")
     assert machine.units.find_named_units(units, written) == {
@@ -163,7 +164,7 @@ def test_named_units_are_those_of_present_and_later_files(machine):
 
 
 def test_plan_enable_with_taken_alias_is_refused(machine):
-    machine.files.write_file(f"{CONFIG_DIRECTORY}/other.service", b"[Service]\n")
+    machine.files.write_file(f"{UNIT_DIRECTORY}/other.service", b"[Service]\n")
     with pytest.raises(UnitError, match=r"cannot make the alias other\.service"):
         machine.units.plan_enable("many.service")
 

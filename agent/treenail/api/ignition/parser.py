@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from treenail import unit_install
 from treenail.api import decode
 from treenail.api.ignition import model, schema
 from treenail.errors import IgnitionError
@@ -128,7 +129,6 @@ UNIT_TYPES = (
     "service", "socket", "device", "mount", "automount", "swap", "target", "path", "timer",
     "snapshot", "slice", "scope",
 )  # fmt: skip
-UNIT_ROOT = "/etc/systemd/system"
 
 _CLEAN_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/\0]+)+")
 _UNIT_NAME = re.compile(rf"[A-Za-z0-9:._\\@-]+\.({'|'.join(UNIT_TYPES)})")
@@ -268,10 +268,10 @@ def validate_config(config: model.IgnitionConfig, fields: decode.Fields) -> None
 def list_unit_paths(unit: model.IgnitionUnit) -> Iterator[str]:
     """Yield the paths of the unit file and its drop-ins."""
     if unit.contents:
-        yield f"{UNIT_ROOT}/{unit.name}"
+        yield f"{unit_install.UNIT_DIRECTORY}/{unit.name}"
     for dropin in unit.dropins:
         if dropin.contents:
-            yield f"{UNIT_ROOT}/{unit.name}.d/{dropin.name}"
+            yield f"{unit_install.UNIT_DIRECTORY}/{unit.name}.d/{dropin.name}"
 
 
 def _reject_links_in_parents(config: model.IgnitionConfig, nodes: list[IgnitionNode]) -> None:

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.cli.node.local_machine import find_agent_status
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS_PATH = "/run/treenail/status.json"
-_MAX_STATUS_BYTES = 1024 * 1024
 _RPM_OSTREED_UNIT = "/usr/lib/systemd/system/rpm-ostreed.service"
 _BOOTC_PROGRAM = "/usr/bin/bootc"
 _STATUS_TIMEOUT_S = 60.0
@@ -104,17 +103,8 @@ def read_deployments(machine: Machine) -> DeploymentStatus:
 
 def _find_agent_backend(machine: Machine) -> BackendSetting:
     """Return the back end that the agent chose in this boot, AUTO if no agent has run."""
-    match read_agent_status(machine):
+    match find_agent_status(machine):
         case {"backend": {"name": str(name)}} if name in list(BackendSetting):
             return BackendSetting(name)
         case _:
             return BackendSetting.AUTO
-
-
-def read_agent_status(machine: Machine) -> object:
-    """Return the document that the agent shows in this boot; None if it cannot be read."""
-    try:
-        content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        return codec.parse_json(content or b"{}")
-    except (errors.FileError, ValueError):
-        return None

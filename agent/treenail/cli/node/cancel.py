@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from treenail.cli import output_format, terminal
-from treenail.cli.node import backend, local_machine
+from treenail.cli.node import local_machine
 from treenail.daemon.local.requests import RequestFile
 from treenail.errors import HostError
 from treenail.host.machine import Machine
@@ -48,7 +48,7 @@ def print_cancel(arguments: argparse.Namespace) -> int:
     if after is not None and after.id == update.id and after.phase is not phases.Phase.CANCELLING:
         _refuse_late_cancel(after)
     if arguments.json:
-        content = {"cancelled": update.id, "target": _build_target_document(update.target)}
+        content = {"cancelled": update.id, "target": update.target.to_json()}
         output_format.print_document(output_format.OutputFormat.JSON, "Cancellation", content)
         return 0
     terminal.print_lines(
@@ -69,7 +69,7 @@ def print_retry(arguments: argparse.Namespace) -> int:
     if not request_from_agent(machine, user_requests.UserRequest(user_requests.RequestKind.RETRY)):
         _change_record(machine.ledger, _lift_quarantine)
     if arguments.json:
-        retried = {"retried": _build_target_document(quarantined.target)}
+        retried = {"retried": quarantined.target.to_json()}
         output_format.print_document(output_format.OutputFormat.JSON, "Retry", retried)
         return 0
     terminal.print_lines(
@@ -113,7 +113,7 @@ def request_from_agent(machine: Machine, request: user_requests.UserRequest) -> 
 
 def _read_activity(machine: Machine) -> str:
     """Return the activity that the agent shows; empty if it shows none."""
-    match backend.read_agent_status(machine):
+    match local_machine.find_agent_status(machine):
         case {"activity": str(activity)}:
             return activity
         case _:
@@ -153,7 +153,3 @@ def _refuse_late_cancel(update: ledger_record.UpdateRecord) -> None:
             f"cannot cancel the update: {sentence}",
             remedy="to roll back, request the previous target: set desiredConfig back",
         )
-
-
-def _build_target_document(target: ledger_record.Target) -> dict[str, str]:
-    return {"config": target.config, "image": target.image}

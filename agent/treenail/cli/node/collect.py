@@ -154,7 +154,7 @@ def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
     bundle.add_document("boot.json", partial(_read_boot, kernel))
     bundle.add_document("status.json", partial(status.collect_status, machine, config))
-    bundle.add_document("live.json", partial(_read_document, files, status.STATUS_PATH))
+    bundle.add_document("live.json", partial(_read_document, files, local_machine.STATUS_PATH))
     bundle.add_document("ledger.json", partial(_read_document, files, state_file.LEDGER_PATH))
     bundle.add_document("managed.json", partial(_read_document, files, inspect.OWNERSHIP_FILE))
     bundle.add_text("settings.toml", partial(_read_settings, root, config))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api.ignition.model import Contents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli import output, output_format, terminal
@@ -21,7 +21,6 @@ from treenail.config.image_content import ImageSplit
 from treenail.daemon.configuration import config_cache, inspect
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.drift import drift_policy
 from treenail.update.state import ledger_record
@@ -29,10 +28,6 @@ from treenail.update.state import ledger_record as records
 
 if TYPE_CHECKING:
     from treenail.config.redact import FileDiff
-
-
-ONCE_CONFIG_PATH = "/var/lib/treenail/once.json"
-_MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
 
 Json = dict[str, object]
@@ -138,7 +133,7 @@ class _DriftInspector:
 
     def _read_once_config(self) -> tuple[ImageSplit, ExpectedState]:
         """Read the config of the last ``treenail once``, without the OS part, which it skipped."""
-        config = read_stored_config(self._files)
+        config = config_cache.read_once_config(self._files)
         if config is None:
             raise errors.HostError(
                 "cannot check drift: no config of this machine is recorded",
@@ -245,34 +240,3 @@ def _build_document(reported: ReportedDrift) -> Json:
             "note": reported.diff.note if reported.diff else "",
         },
     }
-
-
-def encode_config(config: MachineConfig) -> Iterator[bytes]:
-    """Yield the copy of the config in parts, without users and their password hashes.
-
-    treenail drift does not compare these.
-    """
-    sections = {
-        name: section for name, section in (config.config or {}).items() if name != "passwd"
-    }
-    yield from codec.encode_parts(replace(config, config=sections or None).to_json())
-
-
-def has_stored_config(files: HostFiles) -> bool:
-    """Return whether a copy of any config exists. Raises `FileError`."""
-    directory, _, name = ONCE_CONFIG_PATH.rpartition("/")
-    return name in files.list_directory(directory)
-
-
-def read_stored_config(files: HostFiles) -> MachineConfig | None:
-    """Return the copy, None without one. Raises `HostError` if it is damaged."""
-    content = files.read_file(ONCE_CONFIG_PATH, limit=_MAX_CONFIG_BYTES)
-    if content is None:
-        return None
-    try:
-        return MachineConfig.from_json(codec.parse_json(content))
-    except (ValueError, errors.ConfigError) as error:
-        raise errors.HostError(
-            f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
-            remedy="write it again: treenail once FILE",
-        ) from error

@@ -10,12 +10,7 @@ import threading
 from treenail import clocks, errors
 from treenail import log as journal
 from treenail.cli.node import local_machine, run_probes
-from treenail.cli.node.backend import (
-    STATUS_PATH,
-    BackendChoice,
-    choose_backend,
-    create_operating_system,
-)
+from treenail.cli.node.backend import BackendChoice, choose_backend, create_operating_system
 from treenail.daemon import agent_settings, firstboot, firstboot_verifier, interfaces
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration import drift, image_content
@@ -103,7 +98,7 @@ def _create_verifier(
 def _create_status_file(machine: Machine, choice: BackendChoice) -> StatusFile:
     def write_status(content: bytes) -> None:
         try:
-            machine.files.write_file(STATUS_PATH, content, mode=0o644)
+            machine.files.write_file(local_machine.STATUS_PATH, content, mode=0o644)
         except errors.FileError as error:
             log.debug("cannot write the status: %s", error)
 

@@ -16,7 +16,6 @@ from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
-from treenail.update import handback
 from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
 from treenail.update.steps import step_types
@@ -32,7 +31,7 @@ def main(arguments: argparse.Namespace) -> int:
     root, ledger = machine.root, machine.ledger
     with ledger.hold_lock():
         record = records.from_json(ledger.read_document())
-        handback.check_handback(record)
+        mcd_handback.check_handback(record)
         config = _read_current_config(arguments.file, machine.files, record.current.config)
         inspector, runner = local_machine.create_inspector_and_runner(
             machine, is_running=root.prefix == Path("/")
@@ -131,10 +130,10 @@ def _annotate_node(
                 .get_object("metadata")
                 .get_text_map("annotations")
             )
-            changes = handback.compute_handback_annotations(annotations, current)
+            changes = mcd_handback.compute_handback_annotations(annotations, current)
             node.annotate_node(changes)
     except errors.TreenailError as error:
-        return handback.compute_handback_annotations(annotations, current), str(error)
+        return mcd_handback.compute_handback_annotations(annotations, current), str(error)
     return changes, ""
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treenail import codec, errors
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
@@ -17,9 +18,27 @@ if TYPE_CHECKING:
     from treenail.host.systemd.system_bus import SystemBus
 
 
+STATUS_PATH = "/run/treenail/status.json"
+_MAX_STATUS_BYTES = 1024 * 1024
+
+
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
     """Open the machine below the directory (None: ``/``); it connects to the bus on first use."""
     return Machine(Root(path or "/"), clock=SystemClock(), bus=bus)
+
+
+def load_agent_status(machine: Machine) -> object:
+    """Load the document that the agent shows in this boot; raise `FileError` or `ValueError`."""
+    content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
+    return codec.parse_json(content or b"{}")
+
+
+def find_agent_status(machine: Machine) -> object:
+    """Return that document; None if it cannot be read."""
+    try:
+        return load_agent_status(machine)
+    except (errors.FileError, ValueError):
+        return None
 
 
 def create_inspector_and_runner(

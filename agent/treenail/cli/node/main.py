@@ -15,7 +15,7 @@ from typing import cast
 
 from treenail import __version__, errors, loading
 from treenail.cli import output, output_format, terminal
-from treenail.cli.argument_parser import CommandParser
+from treenail.cli.argument_parser import CommandParser, parse_count
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -281,7 +281,7 @@ def _add_history(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "-n",
         "--number",
         metavar="N",
-        type=_parse_positive,
+        type=parse_count,
         default=5,
         help="show at most N updates (default: 5)",
     )
@@ -436,10 +436,3 @@ def _parse_directory(text: str) -> str:
     if not is_directory:
         raise argparse.ArgumentTypeError(f"there is no directory {text:.200}")
     return text
-
-
-def _parse_positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected a number of at least 1")
-    return number

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from treenail import errors
 from treenail.api import machineconfig
 from treenail.cli import files, output, output_format, terminal
-from treenail.cli.node import drift, local_machine
+from treenail.cli.node import local_machine
 from treenail.config import image_content, wanted_state
+from treenail.daemon.configuration import config_cache
 from treenail.daemon.configuration.machine import (
     NodeConfiguration,
     RecoveryOutcome,
@@ -115,11 +116,13 @@ def apply_once(
             _add_service_steps(wanted, planned.steps) if is_running else (planned.steps, None)
         )
         # Without a step the stored config is the same, and writing a large one takes seconds.
-        needs_copy = steps or not drift.has_stored_config(machine.files)
-        copy = (StoreConfig(drift.ONCE_CONFIG_PATH, lambda: drift.encode_config(config)),)
+        needs_copy = steps or not config_cache.has_once_config(machine.files)
+        copy = StoreConfig(
+            config_cache.ONCE_CONFIG_PATH, lambda: config_cache.encode_once_config(config)
+        )
         try:
             configuration.apply_steps(
-                (*copy, *steps) if needs_copy else (), image_content.ImageSplit(wanted), config.name
+                (copy, *steps) if needs_copy else (), image_content.ImageSplit(wanted), config.name
             )
         except KeyboardInterrupt:
             recover_interrupted(runner)

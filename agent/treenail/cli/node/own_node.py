@@ -4,11 +4,11 @@ Commands also work without the Node.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api import annotations as key
 from treenail.api import disruptionpolicy, machineconfig, object_meta
 from treenail.api.node import Node
@@ -169,18 +169,13 @@ def read_desired_target(
     machine: Machine, record: ledger_record.LedgerRecord
 ) -> ledger_record.Target:
     """Return the desired target that the agent read last."""
-    from treenail.cli.node.status import STATUS_PATH
-
     if record.update is not None:
         return record.update.target
-    content = machine.files.read_file(STATUS_PATH)
-    with suppress(ValueError):
-        match codec.parse_json(content or b"{}"):
-            case {"desired": {"config": config, "image": image}}:
-                return ledger_record.Target(str(config), str(image))
-            case _:
-                pass
-    return record.quarantined.target if record.quarantined else record.current
+    match local_machine.find_agent_status(machine):
+        case {"desired": {"config": config, "image": image}}:
+            return ledger_record.Target(str(config), str(image))
+        case _:
+            return record.quarantined.target if record.quarantined else record.current
 
 
 class _PlanSources:

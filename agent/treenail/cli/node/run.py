@@ -437,6 +437,6 @@ class Agent:
     def _write_status(self, content: bytes) -> None:
         # The status is informative: an update continues without it.
         try:
-            self._machine.files.write_file(backend.STATUS_PATH, content, mode=0o644)
+            self._machine.files.write_file(local_machine.STATUS_PATH, content, mode=0o644)
         except errors.FileError as error:
             log.debug("cannot write the status: %s", error)

@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Iterator
 
-from treenail import clocks, codec, errors
+from treenail import clocks, errors
 from treenail.cli import output, output_format, terminal
-from treenail.cli.node.local_machine import open_machine
+from treenail.cli.node.local_machine import load_agent_status, open_machine
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.system.resources import find_process
@@ -20,8 +20,6 @@ from treenail.update.state import ledger_record as records
 Json = dict[str, object]
 
 
-STATUS_PATH = "/run/treenail/status.json"
-_MAX_STATUS_BYTES = 1024 * 1024
 _KEYS_OF_LEDGER = ("update", "lastUpdate", "retained")
 _KEYS_OF_AGENT = (
     "node", "backend", "activity", "progress", "credentials", "drift", "apiServer",
@@ -77,10 +75,10 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         record = ledger_record.LedgerRecord()
     else:
         update = record.update
-        current = _build_target_document(record.current)
+        current = record.current.to_json()
         desired = as_object(status.get("desired"))
         if not desired and update is not None:
-            desired = _build_target_document(update.target)
+            desired = update.target.to_json()
         elif not desired:
             # Only the Node says it, and no agent of this boot has read the Node.
             unknown.append("desired")
@@ -110,8 +108,8 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         "firstBoot": bool(status.get("firstBoot")),
         "state": state,
         "activity": status.get("activity"),
-        "current": current or _build_target_document(ledger_record.Target()),
-        "desired": desired or _build_target_document(ledger_record.Target()),
+        "current": current or ledger_record.Target().to_json(),
+        "desired": desired or ledger_record.Target().to_json(),
         "update": status.get("update")
         if update is None
         else _build_update_document(record, update),
@@ -135,8 +133,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
 
 def _read_status_file(machine: Machine, problems: list[str], unknown: list[str]) -> Json:
     try:
-        content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-        return as_object(codec.parse_json(content)) if content else {}
+        return as_object(load_agent_status(machine))
     except (errors.FileError, ValueError) as error:
         problems.append(f"the activity of the agent: {error}")
         unknown += _KEYS_OF_AGENT
@@ -221,8 +218,8 @@ def _build_update_document(
     return {
         "id": update.id,
         "phase": str(update.phase),
-        "target": _build_target_document(update.target),
-        "origin": _build_target_document(update.origin),
+        "target": update.target.to_json(),
+        "origin": update.origin.to_json(),
         "began": clocks.format_rfc3339(update.began),
         "entered": clocks.format_rfc3339(update.entered),
         "reasons": list(pending.reasons) if pending else [],
@@ -232,7 +229,7 @@ def _build_update_document(
 def _build_past_document(past: ledger_record.PastUpdate) -> Json:
     return {
         "id": past.id,
-        "target": _build_target_document(past.target),
+        "target": past.target.to_json(),
         "began": clocks.format_rfc3339(past.began),
         "ended": clocks.format_rfc3339(past.ended),
         "outcome": str(past.outcome),
@@ -257,10 +254,6 @@ def _build_retained_document(
         except errors.UsageError as error:
             problems.append(f"the settings: {error}")
     return {"id": retained.id, "until": until}
-
-
-def _build_target_document(target: ledger_record.Target) -> Json:
-    return {"config": target.config, "image": target.image}
 
 
 def _build_deployment_document(deployment: OstreeDeployment | None) -> Json | None:

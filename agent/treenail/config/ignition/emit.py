@@ -25,7 +25,7 @@ VERSIONS_SERVED = (
     schema.NEWEST,
 )
 KERNEL_ARGUMENTS_SINCE = "3.3.0"
-"""The first version with kernel arguments; see `split_kernel_arguments`."""
+"""The first version with kernel arguments; see `detach_kernel_arguments`."""
 
 _SPECIAL_BITS = 0o7000
 
@@ -73,7 +73,7 @@ def emit_ignition(config: model.IgnitionConfig, version: str) -> decode.Json:
     return convert_to_ignition2(document)
 
 
-def split_kernel_arguments(
+def detach_kernel_arguments(
     config: model.IgnitionConfig,
 ) -> tuple[model.IgnitionConfig, tuple[str, ...]]:
     """Return the config without kernel arguments, and the arguments, for versions below 3.3.

@@ -6,7 +6,8 @@ The cache serves while the API server is unreachable.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from treenail import codec, errors
 from treenail.api.machineconfig import MachineConfig
@@ -19,6 +20,8 @@ from treenail.update.state.ledger_record import Target
 log = logging.getLogger(__name__)
 
 DIRECTORY = "/var/lib/treenail/configs"
+ONCE_CONFIG_PATH = "/var/lib/treenail/once.json"
+"""The config of the last ``treenail once``, for a machine without an agent."""
 _SUFFIX = ".json"
 _LIMIT = 64 * 1024 * 1024
 _PARSED_LIMIT = 2
@@ -195,3 +198,34 @@ class NodeConfigs:
             digest=image.partition("@")[2],
             image_gaps=frozenset(gap.subject for gap in split.missing),
         )
+
+
+def encode_once_config(config: MachineConfig) -> Iterator[bytes]:
+    """Yield the copy of the config of ``treenail once`` in parts.
+
+    It has no users, whose password hashes are secret: ``treenail drift`` does not compare these.
+    """
+    sections = {
+        name: section for name, section in (config.config or {}).items() if name != "passwd"
+    }
+    yield from codec.encode_parts(replace(config, config=sections or None).to_json())
+
+
+def has_once_config(files: atomic_files.HostFiles) -> bool:
+    """Return whether such a copy exists. Raises `FileError`."""
+    directory, _, name = ONCE_CONFIG_PATH.rpartition("/")
+    return name in files.list_directory(directory)
+
+
+def read_once_config(files: atomic_files.HostFiles) -> MachineConfig | None:
+    """Return the copy, None without one. Raises `HostError` if it is damaged."""
+    content = files.read_file(ONCE_CONFIG_PATH, limit=_LIMIT)
+    if content is None:
+        return None
+    try:
+        return MachineConfig.from_json(codec.parse_json(content))
+    except (ValueError, errors.ConfigError) as error:
+        raise errors.HostError(
+            f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",
+            remedy="write it again: treenail once FILE",
+        ) from error

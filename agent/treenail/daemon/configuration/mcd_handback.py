@@ -1,17 +1,35 @@
-"""Hand a node back to the Machine Config Daemon: write all of its state files or none."""
+"""Hand a node back to the Machine Config Daemon (MCD): its state files, and the Node's annotations.
+
+The first sync of the MCD prefers the config and image on disk to the Node's annotations
+(daemon.go), and compares the machine with them. Both must be those of the machine.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from treenail import errors
+from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.daemon.configuration import config_cache, inspect, mcd_state
 from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.rollback import backups, transaction, undo_log
 from treenail.host.system import state_file
-from treenail.update.state.ledger_record import Target
+from treenail.update.state.ledger_record import LedgerRecord, Target
 
 HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
+
+
+def check_handback(record: LedgerRecord) -> None:
+    """Raise `UsageError` for a node that cannot be handed back now."""
+    if not record.current.config:
+        raise errors.UsageError("cannot hand back this node: its ledger has no current config")
+    update = record.update
+    if update is not None:
+        raise errors.UsageError(
+            f"cannot hand back this node: an update to {update.target} is in progress "
+            f"({update.phase})",
+            remedy="wait until the agent finishes it, or run: treenail cancel; then hand it back",
+        )
 
 
 def hand_back_node(
@@ -59,3 +77,25 @@ def _compute_changes(
     yield undo_log.PathChange(inspect.OWNERSHIP_FILE, entries.AbsentEntry())
     for name in files.list_directory(config_cache.DIRECTORY):
         yield undo_log.PathChange(f"{config_cache.DIRECTORY}/{name}", entries.AbsentEntry())
+
+
+def compute_handback_annotations(
+    present: Mapping[str, str], current: Target
+) -> dict[str, str | None]:
+    """Return the changes of the Node's annotations; None removes one.
+
+    The daemon reads only one of the annotations for the image. A request in another one moves to
+    it.
+    """
+    image = current.image or None
+    changes: dict[str, str | None] = {
+        key.CURRENT_CONFIG: current.config,
+        key.CURRENT_IMAGE: image,
+        key.STATE: key.NodeState.DONE,
+        key.REASON: "",
+        **dict.fromkeys((key.CURRENT_OS_IMAGE, key.CURRENT_OS_IMAGE_ALTERNATE)),
+    }
+    if image is not None and key.DESIRED_IMAGE not in present:
+        changes[key.DESIRED_IMAGE] = image
+        changes |= dict.fromkeys((key.DESIRED_OS_IMAGE, key.DESIRED_OS_IMAGE_ALTERNATE))
+    return {name: value for name, value in changes.items() if present.get(name) != value}

@@ -160,14 +160,14 @@ class StatusFile:
 def _render_record(record: ledger_record.LedgerRecord) -> Json:
     update = record.update
     return {
-        "current": _render_target(record.current),
+        "current": record.current.to_json(),
         "update": None
         if update is None
         else {
             "id": update.id,
             "phase": str(update.phase),
-            "target": _render_target(update.target),
-            "origin": _render_target(update.origin),
+            "target": update.target.to_json(),
+            "origin": update.origin.to_json(),
             "began": clocks.format_rfc3339(update.began),
             "entered": clocks.format_rfc3339(update.entered),
         },
@@ -181,10 +181,10 @@ def _render_desired(facts: node_state.Facts) -> Json | None:
     """
     wanted = facts.node.desired if facts.node else None
     if isinstance(wanted, node_state.DesiredTarget | node_state.InvalidTarget):
-        return _render_target(wanted.target)
+        return wanted.target.to_json()
     if facts.record.update is not None:
-        return _render_target(facts.record.update.target)
-    return None if wanted is None else _render_target(ledger_record.Target())
+        return facts.record.update.target.to_json()
+    return None if wanted is None else ledger_record.Target().to_json()
 
 
 def _render_failure(failure: errors.TreenailError | None, report: StatusReport) -> Json | None:
@@ -195,7 +195,3 @@ def _render_failure(failure: errors.TreenailError | None, report: StatusReport) 
     if state is None and report.failure is not None:
         state = report.annotations.get(key.STATE)
     return {"message": str(failure), "remedy": failure.remedy, "state": state}
-
-
-def _render_target(target: ledger_record.Target) -> Json:
-    return {"config": target.config, "image": target.image}

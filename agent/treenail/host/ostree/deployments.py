@@ -14,7 +14,8 @@ _REMOTES = ("ostree-remote-registry:", "ostree-remote-image:")
 _SCHEMES = ("ostree-unverified-registry:", "ostree-unverified-image:", "ostree-image-signed:")
 _REGISTRIES = ("docker://", "registry:")
 _PIVOT = "pivot://"
-_CONFIGURATION = "ostree.container.image-config"
+IMAGE_CONFIG_KEY = "ostree.container.image-config"
+"""The metadata of a commit with the configuration of the image that it was imported from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def parse_image(properties: Mapping[str, object]) -> str:
 def parse_labels(properties: Mapping[str, object]) -> dict[str, str]:
     """Return the labels of the image configuration in the commit; empty without one."""
     metadata = properties.get("base-commit-meta")
-    text = metadata.get(_CONFIGURATION) if isinstance(metadata, Mapping) else None
+    text = metadata.get(IMAGE_CONFIG_KEY) if isinstance(metadata, Mapping) else None
     try:
         return parse_config_labels(codec.parse_json(text) if isinstance(text, str) else None)
     except ValueError:

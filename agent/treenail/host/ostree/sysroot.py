@@ -16,7 +16,6 @@ from treenail.host.ostree import deployments
 log = logging.getLogger(__name__)
 
 OSTREE_PROGRAM = "/usr/bin/ostree"
-_CONFIGURATION = "ostree.container.image-config"
 _TIMEOUT_S = 20.0
 _ORIGIN_LIMIT = 256 * 1024
 _CACHE_LIMIT = 16
@@ -71,7 +70,8 @@ class OstreeMetadata:
 
     def _read_commit_labels(self, checksum: str) -> dict[str, str]:
         program = str(self._root.resolve_path(OSTREE_PROGRAM))
-        command = [program, "show", f"--print-metadata-key={_CONFIGURATION}", checksum]
+        option = f"--print-metadata-key={deployments.IMAGE_CONFIG_KEY}"
+        command = [program, "show", option, checksum]
         try:
             output = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
             # ostree prints GVariant's text format, whose string literals Python can parse.

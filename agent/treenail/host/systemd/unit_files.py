@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from treenail import errors, unit_install
 from treenail.host.filesystem.atomic_files import HostFiles
 
-CONFIG_DIRECTORY = "/etc/systemd/system"
 RUNTIME_DIRECTORY = "/run/systemd/system"
 # The order of systemd.unit(5), without directories that only a running systemd fills.
 SEARCH_PATH = (
-    CONFIG_DIRECTORY,
+    unit_install.UNIT_DIRECTORY,
     RUNTIME_DIRECTORY,
     "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system",
@@ -56,7 +55,7 @@ class UnitFileReader:
     def read_states(self, *units: str) -> dict[str, str]:
         """Return the states of ``systemctl is-enabled``; empty without a unit file."""
         links = {
-            "enabled": list(self._list_links(CONFIG_DIRECTORY)),
+            "enabled": list(self._list_links(unit_install.UNIT_DIRECTORY)),
             "enabled-runtime": list(self._list_links(RUNTIME_DIRECTORY)),
         }
 
@@ -107,7 +106,7 @@ class UnitFileReader:
         for unit in units:
             self._collect_disabled_names(unit, disabled)
         removed: list[str] = []
-        links = list(self._list_links(CONFIG_DIRECTORY))
+        links = list(self._list_links(unit_install.UNIT_DIRECTORY))
         while True:
             more = [
                 (path, posixpath.basename(path))
@@ -176,7 +175,7 @@ class UnitFileReader:
             return "indirect"
         if state:
             return state
-        if text is not None and path.startswith((CONFIG_DIRECTORY, RUNTIME_DIRECTORY)):
+        if text is not None and path.startswith((unit_install.UNIT_DIRECTORY, RUNTIME_DIRECTORY)):
             return f"linked{runtime}"
         if install.has_links:
             return "disabled"
@@ -191,8 +190,8 @@ class UnitFileReader:
         for alias in install.aliases:
             name = unit_install.expand_specifiers(alias, unit)
             if name != unit:
-                self._check_alias(f"{CONFIG_DIRECTORY}/{name}", path)
-                made[f"{CONFIG_DIRECTORY}/{name}"] = path
+                self._check_alias(f"{unit_install.UNIT_DIRECTORY}/{name}", path)
+                made[f"{unit_install.UNIT_DIRECTORY}/{name}"] = path
         for suffix, targets in zip(
             _DEPENDENCY_SUFFIXES,
             (install.wanted_by, install.required_by, install.upheld_by),
@@ -201,7 +200,7 @@ class UnitFileReader:
             for target in targets:
                 name = unit_install.expand_specifiers(target, unit)
                 link_name = self._build_link_name(unit, install, name)
-                made[f"{CONFIG_DIRECTORY}/{name}{suffix}/{link_name}"] = path
+                made[f"{unit_install.UNIT_DIRECTORY}/{name}{suffix}/{link_name}"] = path
         for other in install.also:
             if self.find_unit_file(unit_install.expand_specifiers(other, unit)):
                 self._collect_enable_links(
@@ -279,8 +278,8 @@ class UnitFileReader:
         with suppress(errors.FileError):
             present = self._read_install(unit, path) if path else present
         names = [name for name in (unit, unit_install.find_template_name(unit)) if name]
-        prefixes = tuple(f"{CONFIG_DIRECTORY}/{name}.d/" for name in names)
-        files = {f"{CONFIG_DIRECTORY}/{name}" for name in names}
+        prefixes = tuple(f"{unit_install.UNIT_DIRECTORY}/{name}.d/" for name in names)
+        files = {f"{unit_install.UNIT_DIRECTORY}/{name}" for name in names}
         later = unit_install.parse_install(
             text
             for written_path, text in written.items()

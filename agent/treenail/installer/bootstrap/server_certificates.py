@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from treenail import errors, forked
-from treenail.installer.bootstrap import certificate_request
+from treenail import errors
+from treenail.installer.bootstrap import certificate_request, forked
 from treenail.installer.directory.install_files import InstallFiles
 
 _LIMIT = 64 * 1024  # bytes of a certificate or key of this host

@@ -68,7 +68,7 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     ignition = parser.parse_ignition(config.config)
     moved: tuple[str, ...] = ()
     if version < emit.KERNEL_ARGUMENTS_SINCE:
-        ignition, moved = emit.split_kernel_arguments(ignition)
+        ignition, moved = emit.detach_kernel_arguments(ignition)
     encapsulated = _encapsulate_config(config, inputs, moved, version)
     before = _make_file(
         node_paths.FIRST_BOOT_ANNOTATIONS, _dump_json(_build_annotations(inputs)), _READABLE

@@ -86,6 +86,10 @@ class Target:
         """The manifest digest of the image, ``sha256:…``; empty without an image."""
         return self.image.partition("@")[2]
 
+    def to_json(self) -> Json:
+        """Return the target as the status shows it."""
+        return {"config": self.config, "image": self.image}
+
     def __str__(self) -> str:
         """Return the target for sentences, with a short digest."""
         if not self.image:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from treenail.errors import ConfigError, HostError
-from treenail.forked import run_forked
+from treenail.installer.bootstrap.forked import run_forked
 
 pytestmark = pytest.mark.process
 

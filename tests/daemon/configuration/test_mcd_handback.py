@@ -4,8 +4,8 @@ import pytest
 
 from tests.update.build import A, B, update
 from treenail.api import annotations as key
+from treenail.daemon.configuration.mcd_handback import check_handback, compute_handback_annotations
 from treenail.errors import UsageError
-from treenail.update.handback import check_handback, compute_handback_annotations
 from treenail.update.state.ledger_record import LedgerRecord, Target
 from treenail.update.state.phases import Phase
 
