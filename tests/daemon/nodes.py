@@ -40,7 +40,7 @@ from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftRepairer
+from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
@@ -173,7 +173,7 @@ class Process:
             mcd_state=MCDState(files),
             configuration=configuration,
             config_cache=configs,
-            drift=DriftRepairer(
+            drift=DriftMonitor(
                 host,
                 NodeConfigs(configs, FakeImages(world).read_booted),
                 DriftCheck(host, UnitFileReader(files)),

@@ -32,7 +32,7 @@ from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftRepairer
+from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
@@ -178,7 +178,7 @@ class AgentRun:
             mcd_state=MCDState(files),
             configuration=configuration,
             config_cache=configs,
-            drift=DriftRepairer(
+            drift=DriftMonitor(
                 host,
                 NodeConfigs(configs, FakeImages(world).read_booted),
                 DriftCheck(host, UnitFileReader(files)),

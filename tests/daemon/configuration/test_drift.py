@@ -12,11 +12,12 @@ from tests.waiting import wait_until
 from treenail.api.machineconfig import MachineConfig
 from treenail.clocks import SystemClock
 from treenail.config.drift_comparison import Drift, DriftAttribute
-from treenail.config.wanted_state import read_wanted_state
+from treenail.config.image_content import ImageSplit
+from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import DriftMonitor
 from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
-from treenail.daemon.configuration.machine import apply_steps
+from treenail.daemon.configuration.machine import NodeConfiguration, apply_steps
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError
@@ -57,6 +58,19 @@ CONFIG = {
 }
 
 
+class FixedConfigs:
+    """The wanted state of every target; None for an unavailable config."""
+
+    def __init__(self, wanted: WantedState | None) -> None:
+        self._wanted = wanted
+
+    def load_split(self, _current: Target) -> ImageSplit | None:
+        return None if self._wanted is None else ImageSplit(self._wanted)
+
+    def load_expected(self, _current: Target) -> ExpectedState | None:
+        return None if self._wanted is None else ExpectedState.from_wanted(self._wanted)
+
+
 class Site:
     """A root that has a config, and a watch over it."""
 
@@ -91,10 +105,11 @@ class Site:
     def start(self) -> None:
         """Start an agent without any state."""
         self.watch = DriftMonitor(
+            self.machine,
+            FixedConfigs(self.wish),
             DriftCheck(self.machine, self.unit_states),
             self.paths,
-            lambda _: ExpectedState.from_wanted(self.wish),
-            SystemClock(),
+            NodeConfiguration(self.survey, self.runner),
             policy=self.policy,
             full_check_s=3600.0,
         )
@@ -122,9 +137,7 @@ class Site:
         return self.watch.find_drift(CURRENT, self.booted)
 
     def heal(self) -> None:
-        drifts = self.look().to_repair
-        apply_steps(plan_repair(self.plan(), drifts), self.runner)
-        self.watch.record_repairs(drifts)
+        self.watch.repair_drift(CURRENT, self.look().to_repair)
 
 
 @pytest.fixture
@@ -316,7 +329,13 @@ def test_unavailable_config_has_no_drift(tmp_path):
     machine = make_machine(Root(tmp_path))
     check = DriftCheck(machine, machine.unit_files)
     watch = DriftMonitor(
-        check, Silent(), lambda _: None, SystemClock(), policy=DriftPolicy(), full_check_s=60.0
+        machine,
+        FixedConfigs(None),
+        check,
+        Silent(),
+        NodeConfiguration(MachineInspector(machine), StepRunner(machine)),
+        policy=DriftPolicy(),
+        full_check_s=60.0,
     )
 
     assert watch.find_drift(CURRENT, BootedState()) == DriftAssessment(is_checked=False)

@@ -158,8 +158,6 @@ class _DriftInspector:
         """Repair drift through the agent, or directly if no agent runs."""
         # Imported late: comparing needs no steps.
         from treenail.cli.node.cancel import request_from_agent
-        from treenail.cli.node.local_machine import create_inspector_and_runner
-        from treenail.daemon.configuration.machine import apply_steps, plan_machine_steps
         from treenail.update.decision.user_requests import RequestKind, UserRequest
         from treenail.update.drift.drift_repair import plan_repair
 
@@ -167,12 +165,12 @@ class _DriftInspector:
         if request_from_agent(self._machine, UserRequest(RequestKind.REPAIR, paths=paths)):
             return
         with self._machine.ledger.hold_lock():
-            inspector, runner = create_inspector_and_runner(
+            configuration = local_machine.create_configuration(
                 self._machine, is_running=self._is_running
             )
             wanted, provided = self._split.wanted, self._split.provided
-            plan = plan_machine_steps(inspector, wanted, self.current.config, provided)
-            apply_steps(plan_repair(plan.steps, drifts), runner)
+            plan = configuration.plan_steps(wanted, self.current.config, provided)
+            configuration.apply_repair(plan_repair(plan.steps, drifts))
 
     def _read_booted_state(self) -> BootedState:
         try:

@@ -14,7 +14,6 @@ from treenail.cli.node.backend import BackendChoice, choose_backend, create_oper
 from treenail.daemon import agent_settings, firstboot, firstboot_verifier, interfaces
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration import drift, image_content
-from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.daemon.local.status_file import StatusFile
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
@@ -88,7 +87,7 @@ def _create_verifier(
     return firstboot_verifier.FirstBootVerifier(
         machine.files,
         image_content.DeploymentImages(machine, backend),
-        NodeConfiguration(*local_machine.create_inspector_and_runner(machine, is_running=True)),
+        local_machine.create_configuration(machine, is_running=True),
         drift.DriftCheck(machine, machine.systemd),
         policy=settings.drift.policy,
         has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,

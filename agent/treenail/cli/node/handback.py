@@ -13,7 +13,7 @@ from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration import config_cache, inspect, mcd_handback, mcd_state
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.machine import plan_machine_steps
+from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.update.state import ledger_record
@@ -33,11 +33,11 @@ def main(arguments: argparse.Namespace) -> int:
         record = records.from_json(ledger.read_document())
         mcd_handback.check_handback(record)
         config = _read_current_config(arguments.file, machine.files, record.current.config)
-        inspector, runner = local_machine.create_inspector_and_runner(
+        configuration = local_machine.create_configuration(
             machine, is_running=root.prefix == Path("/")
         )
-        runner.undo.ensure_none_interrupted()
-        _refuse_drift(_find_differing_steps(machine, inspector, config, record.current))
+        machine.undo.ensure_none_interrupted()
+        _refuse_drift(_find_differing_steps(machine, configuration, config, record.current))
         paths = mcd_handback.hand_back_node(root, config, record.current)
     changes, problem = _annotate_node(machine, arguments.config, record.current)
     if arguments.json:
@@ -85,7 +85,7 @@ def _read_current_config(
 
 def _find_differing_steps(
     machine: Machine,
-    inspector: inspect.MachineInspector,
+    configuration: NodeConfiguration,
     config: machineconfig.MachineConfig,
     current: ledger_record.Target,
 ) -> tuple[step_types.ConfigStep, ...]:
@@ -95,7 +95,7 @@ def _find_differing_steps(
     if current.image:
         content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
         split = compare_with_image(wanted, content)
-    steps = plan_machine_steps(inspector, split.wanted, config.name, split.provided).steps
+    steps = configuration.plan_steps(split.wanted, config.name, split.provided).steps
     # Backups and the ownership record change no file that the MCD compares.
     return tuple(
         step

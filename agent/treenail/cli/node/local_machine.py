@@ -13,8 +13,7 @@ from treenail.host.machine import Machine
 
 if TYPE_CHECKING:
     from treenail.daemon.agent_settings import AgentSettings, PartialSettings
-    from treenail.daemon.configuration.inspect import MachineInspector
-    from treenail.daemon.configuration.step_runner import StepRunner
+    from treenail.daemon.configuration.machine import NodeConfiguration
     from treenail.host.systemd.system_bus import SystemBus
 
 
@@ -41,16 +40,15 @@ def find_agent_status(machine: Machine) -> object:
         return None
 
 
-def create_inspector_and_runner(
-    machine: Machine, *, is_running: bool
-) -> "tuple[MachineInspector, StepRunner]":
-    """Create inspector and step runner; they use systemd only if the machine is running."""
-    # Imported late: commands that only read the ledger need neither.
+def create_configuration(machine: Machine, *, is_running: bool) -> "NodeConfiguration":
+    """Create what plans and applies steps; it uses systemd only if the machine is running."""
+    # Imported late: commands that only read the ledger do not need it.
     from treenail.daemon.configuration.inspect import MachineInspector
+    from treenail.daemon.configuration.machine import NodeConfiguration
     from treenail.daemon.configuration.step_runner import StepRunner
 
     systemd = machine.systemd if is_running else None
-    return MachineInspector(machine, systemd), StepRunner(machine, systemd)
+    return NodeConfiguration(MachineInspector(machine, systemd), StepRunner(machine, systemd))
 
 
 def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":

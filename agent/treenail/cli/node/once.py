@@ -17,11 +17,7 @@ from treenail.cli import files, output, output_format, terminal
 from treenail.cli.node import local_machine
 from treenail.config import image_content, wanted_state
 from treenail.daemon.configuration import config_cache
-from treenail.daemon.configuration.machine import (
-    NodeConfiguration,
-    RecoveryOutcome,
-    recover_interrupted,
-)
+from treenail.daemon.configuration.machine import RecoveryOutcome
 from treenail.host.machine import Machine
 from treenail.update.steps.step_types import ConfigStep, StoreConfig
 
@@ -101,16 +97,13 @@ def apply_once(
     _refuse_included_configs(config)
     skipped = tuple(_find_skipped_parts(config, wanted))
     with machine.ledger.hold_lock():
-        inspector, runner = local_machine.create_inspector_and_runner(
-            machine, is_running=is_running
-        )
-        recovery = recover_interrupted(runner)
-        if runner.pending.find_owner():
+        configuration = local_machine.create_configuration(machine, is_running=is_running)
+        recovery = configuration.undo_interrupted()
+        if machine.pending_change.find_owner():
             raise errors.LedgerError(
                 f"cannot apply the config: the agent updates {machine.root.prefix}",
                 remedy="wait for it, or run: treenail cancel",
             )
-        configuration = NodeConfiguration(inspector, runner)
         planned = configuration.plan_steps(wanted, config.name)
         steps, disruption = (
             _add_service_steps(wanted, planned.steps) if is_running else (planned.steps, None)
@@ -125,7 +118,7 @@ def apply_once(
                 (copy, *steps) if needs_copy else (), image_content.ImageSplit(wanted), config.name
             )
         except KeyboardInterrupt:
-            recover_interrupted(runner)
+            configuration.undo_interrupted()
             raise
     return OnceResult(steps, planned.notes, skipped, disruption, recovery)
 

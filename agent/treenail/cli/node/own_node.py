@@ -23,7 +23,6 @@ from treenail.config.wanted_state import ParsedConfig
 from treenail.daemon import agent_settings
 from treenail.daemon.configuration import config_cache, inspect
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.machine import plan_machine_steps
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.host.machine import Machine
 from treenail.kube import resources
@@ -255,7 +254,7 @@ def _inspect_machine(
         change = None
     split = ImageSplit(wanted)
     try:
-        inspector, _ = local_machine.create_inspector_and_runner(
+        configuration = local_machine.create_configuration(
             machine, is_running=machine.root.prefix == Path("/")
         )
         if target.image and (change is None or change.image):
@@ -263,7 +262,7 @@ def _inspect_machine(
         elif target.image:
             content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
             split = compare_with_image(wanted, content)
-        steps = plan_machine_steps(inspector, split.wanted, new.config.name, split.provided).steps
+        steps = configuration.plan_steps(split.wanted, new.config.name, split.provided).steps
     except errors.HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")
         return None

@@ -135,10 +135,10 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
 
     def create_interfaces() -> tuple[OSBackend, logind.Logind, NodeConfiguration]:
         machine.notifier.extend_start_timeout(loop.START_EXTENSION_S)
-        inspector, runner = local_machine.create_inspector_and_runner(machine, is_running=True)
         choice = backend.choose_backend(backends.BackendSetting.AUTO, machine.root)
         os = backend.create_operating_system(choice, machine)
-        return os, machine.logind, NodeConfiguration(inspector, runner)
+        configuration = local_machine.create_configuration(machine, is_running=True)
+        return os, machine.logind, configuration
 
     if not machine.kernel.is_ostree_booted():
         return False
@@ -308,9 +308,7 @@ class Agent:
         machine, settings = self._machine, self._settings
         choice = self._choose_backend()
         os = backend.create_operating_system(choice, machine)
-        configuration = NodeConfiguration(
-            *local_machine.create_inspector_and_runner(machine, is_running=True)
-        )
+        configuration = local_machine.create_configuration(machine, is_running=True)
         configs = config_cache.ConfigCache(machine.files, self._node_client.fetch_machine_config)
         images = image_content.DeploymentImages(machine, os)
         return context.NodeInterfaces(
@@ -331,20 +329,20 @@ class Agent:
             mcd_state=mcd_state.MCDState(machine.files),
             configuration=configuration,
             config_cache=configs,
-            drift=self._create_drift_repairer(configs, configuration, images),
+            drift=self._create_drift_monitor(configs, configuration, images),
             preflight=run_probes.create_preflight(machine, os, settings.preflight, choice.backend),
             health=run_probes.create_health_checks(machine, self._node_client, settings.health),
             clock=machine.clock,
         )
 
-    def _create_drift_repairer(
+    def _create_drift_monitor(
         self,
         configs: config_cache.ConfigCache,
         configuration: NodeConfiguration,
         images: image_content.DeploymentImages,
-    ) -> drift_repair.DriftRepairer:
+    ) -> drift_repair.DriftMonitor:
         machine, settings = self._machine, self._settings.drift
-        return drift_repair.DriftRepairer(
+        return drift_repair.DriftMonitor(
             machine,
             config_cache.NodeConfigs(configs, images.read_booted),
             drift.DriftCheck(machine, machine.systemd),

@@ -1,13 +1,9 @@
-"""Find and repair drift from the current config between updates.
-
-`DriftMonitor` compares the paths that changed at once, and everything from time to time.
-"""
+"""Find and repair drift from the current config between updates."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from treenail.clocks import Clock
 from treenail.config import drift_comparison, node_paths
 from treenail.daemon.configuration import config_cache, path_watcher
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
@@ -17,29 +13,37 @@ from treenail.log import MessageId
 from treenail.update.drift import drift_policy, drift_repair
 from treenail.update.state.ledger_record import Target
 
+log = logging.getLogger(__name__)
+
 
 class DriftMonitor:
-    """Tracks drift from the current config while no update is in progress."""
+    """Tracks and repairs drift from the current config while no update is in progress.
+
+    Raises `HostError` and `ConfigError`.
+    """
 
     def __init__(
         self,
+        machine: Machine,
+        node_configs: config_cache.NodeConfigs,
         check: DriftCheck,
         watcher: path_watcher.PathWatcher,
-        load_expected: Callable[[Target], ExpectedState | None],
-        clock: Clock,
+        configuration: NodeConfiguration,
         *,
         policy: drift_policy.DriftPolicy,
         full_check_s: float,
     ) -> None:
-        """``load_expected`` returns None when the current config is unavailable."""
+        self._files = machine.files
+        self._clock = machine.clock
+        self._node_configs = node_configs
         self._check = check
         self._watcher = watcher
-        self._load_expected = load_expected
-        self._clock = clock
+        self._configuration = configuration
         self._policy = policy
         self._full_check_s = full_check_s
         self._current = Target()
         self._expected: ExpectedState | None = None
+        """None while the current config is unavailable."""
         self._found: dict[str, tuple[drift_comparison.Drift, ...]] = {}
         self._checked_at = float("-inf")
         self._needs_full_check = True
@@ -47,13 +51,14 @@ class DriftMonitor:
         self._repairs: dict[str, tuple[float, ...]] = {}
 
     def find_drift(self, current: Target, booted: BootedState) -> drift_policy.DriftAssessment:
-        """Return the drift as of now. Raises `HostError` and `ConfigError`."""
+        """Compare the paths that changed, and from time to time everything; return all drift."""
         now = self._clock.monotonic()
         is_overdue = now - self._checked_at >= self._full_check_s
         is_new_config = current != self._current or (self._expected is None and is_overdue)
         if is_new_config:
             self._checked_at, self._needs_full_check = now, True
-            self._current, self._expected, self._found = current, self._load_expected(current), {}
+            expected = self._node_configs.load_expected(current)
+            self._current, self._expected, self._found = current, expected, {}
             self._update_watch()
         if self._expected is None:
             return drift_policy.DriftAssessment(is_checked=False)
@@ -70,7 +75,28 @@ class DriftMonitor:
         assessed = drift_policy.assess_drift(all_drift, self._policy, self._repairs, now)
         return replace(assessed, image_gaps=self._expected.image_gaps)
 
-    def record_repairs(self, drifts: Iterable[drift_comparison.Drift]) -> None:
+    def repair_drift(self, current: Target, drifts: Collection[drift_comparison.Drift]) -> None:
+        """Restore these as the config says, all or none; a failed attempt counts as well."""
+        split = self._node_configs.load_split(current)
+        self._record_repairs(drifts)
+        if split is None:
+            return
+        planned = self._configuration.plan_steps(split.wanted, current.config, split.provided)
+        steps = drift_repair.plan_repair(planned.steps, drifts)
+        self._configuration.apply_repair(steps)
+        for drift in drifts:
+            log.info("repaired drift: %s", drift, extra={"message_id": MessageId.DRIFT_REPAIRED})
+
+    def is_apply_forced(self) -> bool:
+        """Return whether the force file exists, which demands a full apply of the config."""
+        return self._files.has_entry(node_paths.FORCE_FILE)
+
+    def remove_force_file(self) -> None:
+        """Remove the force file, if it exists."""
+        if self._files.remove_file(node_paths.FORCE_FILE):
+            log.info("applying the whole config again because %s exists", node_paths.FORCE_FILE)
+
+    def _record_repairs(self, drifts: Iterable[drift_comparison.Drift]) -> None:
         """Record that these were repaired, or that the repair was attempted."""
         now = self._clock.monotonic()
         for subject in {drift.subject for drift in drifts}:
@@ -105,58 +131,3 @@ class DriftMonitor:
         self._watcher.watch_paths(
             self._expected.entries, directories=(*self._expected.dropin_directories, *units)
         )
-
-
-log = logging.getLogger(__name__)
-
-
-class DriftRepairer:
-    """Finds drift, and repairs it. Raises `HostError` and `ConfigError`."""
-
-    def __init__(
-        self,
-        machine: Machine,
-        node_configs: config_cache.NodeConfigs,
-        check: DriftCheck,
-        watcher: path_watcher.PathWatcher,
-        configuration: NodeConfiguration,
-        *,
-        policy: drift_policy.DriftPolicy,
-        full_check_s: float,
-    ) -> None:
-        self._node_configs = node_configs
-        self._configuration = configuration
-        self._files = machine.files
-        self._monitor = DriftMonitor(
-            check,
-            watcher,
-            node_configs.load_expected,
-            machine.clock,
-            policy=policy,
-            full_check_s=full_check_s,
-        )
-
-    def find_drift(self, current: Target, booted: BootedState) -> drift_policy.DriftAssessment:
-        """Return what differs from the current config."""
-        return self._monitor.find_drift(current, booted)
-
-    def repair_drift(self, current: Target, drifts: Collection[drift_comparison.Drift]) -> None:
-        """Restore these as the config says, all or none; a failed attempt counts as well."""
-        split = self._node_configs.load_split(current)
-        self._monitor.record_repairs(drifts)
-        if split is None:
-            return
-        planned = self._configuration.plan_steps(split.wanted, current.config, split.provided)
-        steps = drift_repair.plan_repair(planned.steps, drifts)
-        self._configuration.apply_repair(steps)
-        for drift in drifts:
-            log.info("repaired drift: %s", drift, extra={"message_id": MessageId.DRIFT_REPAIRED})
-
-    def is_apply_forced(self) -> bool:
-        """Return whether the force file exists, which demands a full apply of the config."""
-        return self._files.has_entry(node_paths.FORCE_FILE)
-
-    def remove_force_file(self) -> None:
-        """Remove the force file, if it exists."""
-        if self._files.remove_file(node_paths.FORCE_FILE):
-            log.info("applying the whole config again because %s exists", node_paths.FORCE_FILE)

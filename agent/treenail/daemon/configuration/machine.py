@@ -262,9 +262,13 @@ class NodeConfiguration:
             has_undo=bool(pending_owner) and pending_owner == owner,
         )
 
+    def undo_interrupted(self) -> RecoveryOutcome | None:
+        """Undo an interrupted change, or finish it; see `recover_interrupted` of this module."""
+        return recover_interrupted(self._runner)
+
     def recover_interrupted(self, owner: str) -> None:
         """Undo an interrupted change, and confirm a pending change of another owner."""
-        recover_interrupted(self._runner)
+        self.undo_interrupted()
         if self._runner.pending.find_owner() not in {"", owner}:
             self._runner.pending.confirm_change()
 
@@ -275,7 +279,9 @@ class NodeConfiguration:
 
         ``provided`` are the paths and units that an image provides.
         """
-        return plan_machine_steps(self._inspector, new, config, provided)
+        old = self._inspector.read_ownership()
+        inventory = self._inspector.inspect_machine(old, new, provided)
+        return plan_steps(old, new, inventory, config=config, provided=provided)
 
     def check_steps(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Raise `FileError` for steps that this machine cannot make."""
@@ -351,15 +357,3 @@ def _add_reload(steps: Sequence[step_types.ConfigStep]) -> tuple[step_types.Conf
     from treenail.update.impact.impact import plan_service_steps  # noqa: PLC0415
 
     return (*steps, *plan_service_steps(steps, ()))
-
-
-def plan_machine_steps(
-    inspector: inspect.MachineInspector,
-    new: wanted_state.WantedState,
-    config: str,
-    provided: frozenset[str] = frozenset(),
-) -> StepPlan:
-    """Plan the steps from the machine as it is; see `NodeConfiguration.plan_steps`."""
-    old = inspector.read_ownership()
-    inventory = inspector.inspect_machine(old, new, provided)
-    return plan_steps(old, new, inventory, config=config, provided=provided)

@@ -42,7 +42,7 @@ class NodeInterfaces:
     mcd_state: MCDState
     configuration: machine.NodeConfiguration
     config_cache: ConfigCache
-    drift: drift_repair.DriftRepairer
+    drift: drift_repair.DriftMonitor
     preflight: PreflightChecker
     health: HealthChecker
     clock: Clock
