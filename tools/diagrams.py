@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from treenail.update.state.phases import TRANSITIONS, Phase
+from treenail.update.state.ledger_record import TRANSITIONS, Phase
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- phases: written by make diagrams -->", "<!-- end of phases -->"
@@ -23,7 +23,7 @@ _BACK = {Phase.CANCELLING, Phase.ROLLING_BACK}
 def phases_dot() -> str:
     """Return the state diagram of an update in graphviz' language."""
     lines = [
-        "// Written by make diagrams from agent/treenail/update/state/phases.py.",
+        "// Written by make diagrams from agent/treenail/update/state/ledger_record.py.",
         "digraph phases {",
         '    graph [rankdir=TB, nodesep=0.5, ranksep=0.45, fontname="Helvetica", bgcolor="white"];',
         '    node [shape=box, style="rounded,filled", fontname="Helvetica", fillcolor="#ffffff"];',

@@ -38,6 +38,9 @@ class PathEntry:
     """The numbers of device and inode."""
 
 
+ABSENT_ENTRY = PathEntry(EntryKind.NOTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class FilesystemSpace:
     """The filesystem of a path; ``files`` is 0 if the number of inodes is not fixed."""

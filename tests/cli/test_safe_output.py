@@ -21,13 +21,13 @@ from treenail.sanitize import escape_line, escape_text
 from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
+    Phase,
     QuarantinedTarget,
     Target,
     UpdateOutcome,
     UpdateRecord,
     to_json,
 )
-from treenail.update.state.phases import Phase
 from treenail_lab.apiserver.serving.server import LabServer
 
 # Clear the screen, set the title, overwrite the line, reorder it, and the one-byte CSI.

@@ -12,7 +12,7 @@ from treenail.host.ostree.deployments import TransactionVerdict
 
 
 class OperatingSystemContract:
-    """Tests of `treenail.daemon.interfaces.OSBackend`."""
+    """Tests of `treenail.host.ostree.deployments.OSBackend`."""
 
     def test_new_machine_has_its_installed_image(self, machine: OsMachine) -> None:
         os = machine.os()

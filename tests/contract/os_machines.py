@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from treenail.daemon.interfaces import OSBackend
 from treenail.deployment_change import DeploymentChange
 from treenail.host.ostree.deployments import (
+    OSBackend,
     OstreeDeployment,
     TransactionProgress,
     TransactionVerdict,

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.os_machines import OsMachine, digest, digests, go_on
 from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusError, TransactionError
-from treenail.host.rpmostree.transaction import TransactionFinished, TransactionOutcome
+from treenail.host.rpmostree.client import TransactionFinished, TransactionOutcome
 from treenail.host.systemd.system_bus import BusInterface
 
 NAME = "org.projectatomic.rpmostree1"

@@ -17,8 +17,7 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.rpmostree.client import RpmOstreeClient
-from treenail.host.rpmostree.transaction import TransactionOutcome
+from treenail.host.rpmostree.client import RpmOstreeClient, TransactionOutcome
 from treenail.host.systemd.system_bus import BusInterface, SystemBus, make_options
 from treenail_lab.images import ARCHITECTURE, Credential, make_image, make_manifest_list
 from treenail_lab.machine.node.daemons import RpmOstreeHost

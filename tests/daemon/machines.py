@@ -20,8 +20,8 @@ from treenail.config.wanted_state import (
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import (
+    MachineInspector,
     RecoveryOutcome,
     apply_steps,
     recover_interrupted,

@@ -37,12 +37,12 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.image_content import ImageContent, list_image_paths
 from treenail.config.wanted_state import WantedState, read_wanted_state
+from treenail.daemon.agent_settings import LimitSettings
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.inspect import MachineInspector
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import StepRunner
@@ -50,7 +50,7 @@ from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
-from treenail.daemon.reconcile.loop import LoopTiming, ReconcileLoop, Wakeup
+from treenail.daemon.reconcile.loop import ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
@@ -210,7 +210,7 @@ class Process:
             metrics=NodeMetrics(files, clock),
             wakeup=self.make_wakeup(clock),
             stop=self.stop,
-            timing=LoopTiming(),
+            limits=LimitSettings(),
         )
 
     def open_machine(self, world: World, clock: FakeClock) -> Machine:

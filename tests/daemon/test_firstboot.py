@@ -22,8 +22,7 @@ from tests.fakes.world import (
 )
 from tests.update.build import A, B
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.inspect import MachineInspector
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.firstboot import (
     DONE_FILE,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.fakes.bus_proxy import BusCall, FaultKind
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import Phase
 
 _TURNED_BACK = (Phase.CANCELLING, Phase.ROLLING_BACK)
 

@@ -47,8 +47,7 @@ from treenail.update.checks.health import (
 )
 from treenail.update.decision.user_requests import UserRequest
 from treenail.update.state.boot_trial import BootTrial, TrialLimits
-from treenail.update.state.ledger_record import Target
-from treenail.update.state.phases import TRANSITIONS, Phase
+from treenail.update.state.ledger_record import TRANSITIONS, Phase, Target
 from treenail.update.status import NodeEvent, StatusReport
 
 Json = dict[str, object]

@@ -28,13 +28,13 @@ from tests.fakes.world import (
 from tests.simulation.cluster import SimCluster, SimTransport
 from tests.simulation.threads import SimProcess
 from treenail.clocks import format_rfc3339
+from treenail.daemon.agent_settings import LimitSettings
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.inspect import MachineInspector
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
@@ -207,7 +207,7 @@ class AgentRun:
             metrics=NodeMetrics(files, process),
             wakeup=self._wakeup,
             stop=stop,
-            timing=loop_module.LoopTiming(),
+            limits=LimitSettings(),
         )
 
     def run(self) -> None:

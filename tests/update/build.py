@@ -12,8 +12,7 @@ from treenail.update.decision.node_state import (
 )
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import DeploymentState
-from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, Target, UpdateRecord
 
 DIGEST_A = "sha256:" + "a" * 64
 DIGEST_B = "sha256:" + "b" * 64

@@ -16,8 +16,7 @@ from treenail.update.decision.actions import (
 )
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
-from treenail.update.state.ledger_record import LedgerRecord, Target
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, Target
 from treenail.update.status import (
     NodeEvent,
     list_failed_service_events,

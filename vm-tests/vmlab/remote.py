@@ -15,7 +15,7 @@ from treenail.host.ostree.deployments import (
     TransactionProgress,
     TransactionVerdict,
 )
-from treenail.host.rpmostree.transaction import (
+from treenail.host.rpmostree.client import (
     TransactionDetached,
     TransactionFinished,
     TransactionLost,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import Phase
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import StorageKey
 from treenail_lab.apiserver.store import StoreEvent

@@ -155,7 +155,7 @@ class ClusterDisruptionPolicy:
         return cls(policy, is_settled=settled, irreconcilable_overrides=overrides)
 
 
-_CRIO = "crio.service"
+CRIO = "crio.service"
 _KUBELET = "kubelet.service"
 _TRUST = "coreos-update-ca-trust.service"
 _IRI = "iri-registry.service"
@@ -165,16 +165,16 @@ DEFAULT_POLICY = DisruptionPolicy(
     files=(
         FileDisruptionPolicy("/var/lib/kubelet/config.json", (NonePolicyAction(),)),
         FileDisruptionPolicy(
-            "/etc/machine-config-daemon/no-reboot/containers-gpg.pub", (ReloadPolicyAction(_CRIO),)
+            "/etc/machine-config-daemon/no-reboot/containers-gpg.pub", (ReloadPolicyAction(CRIO),)
         ),
-        FileDisruptionPolicy("/etc/containers/policy.json", (ReloadPolicyAction(_CRIO),)),
-        FileDisruptionPolicy("/etc/containers/registries.d", (ReloadPolicyAction(_CRIO),)),
-        FileDisruptionPolicy("/etc/crio/policies", (ReloadPolicyAction(_CRIO),)),
+        FileDisruptionPolicy("/etc/containers/policy.json", (ReloadPolicyAction(CRIO),)),
+        FileDisruptionPolicy("/etc/containers/registries.d", (ReloadPolicyAction(CRIO),)),
+        FileDisruptionPolicy("/etc/crio/policies", (ReloadPolicyAction(CRIO),)),
         FileDisruptionPolicy("/etc/containers/registries.conf", (SpecialPolicyAction(),)),
         FileDisruptionPolicy("/etc/nmstate/openshift", (NonePolicyAction(),)),
         FileDisruptionPolicy(
             f"{_ANCHORS}/openshift-config-user-ca-bundle.crt",
-            (RestartPolicyAction(_TRUST), RestartPolicyAction(_CRIO)),
+            (RestartPolicyAction(_TRUST), RestartPolicyAction(CRIO)),
         ),
         FileDisruptionPolicy(
             "/etc/kubernetes/credential-providers", (RestartPolicyAction(_KUBELET),)

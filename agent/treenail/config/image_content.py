@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from treenail import errors, sanitize
 from treenail.config import drift_comparison, node_paths, wanted_state
-from treenail.observations import EntryKind, PathEntry
+from treenail.observations import ABSENT_ENTRY, EntryKind, PathEntry
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -26,7 +26,6 @@ _OUTSIDE_IMAGES = (
     *(f"{directory}/" for directory in node_paths.SYSTEM_DIRECTORIES),
     *(f"/{name}/" for name in ("boot", "home", "root", "run", "tmp", "var")),
 )
-_NOTHING = PathEntry(EntryKind.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def compare_with_image(wanted: wanted_state.WantedState, content: ImageContent) 
         is_carried = can_image_carry(path, content.resolved_paths.get(path, ""))
         if path in unit_paths or not is_carried or is_machine_state(path):
             continue
-        actual = content.entries.get(path, _NOTHING)
+        actual = content.entries.get(path, ABSENT_ENTRY)
         # A hard link has no expected entry: its name alone can be compared.
         drifts = drift_comparison.compare_entry(
             entry or drift_comparison.ExpectedEntry(path, EntryKind.FILE), actual
@@ -192,7 +191,7 @@ def _compare_unit(
     gaps: list[drift_comparison.Drift] = []
     contents, mask, dropins = unit.contents, unit.mask, dict(unit.dropins)
     for path, entry in drift_comparison.compute_expected_entries(only).items():
-        drifts = drift_comparison.compare_entry(entry, content.entries.get(path, _NOTHING))
+        drifts = drift_comparison.compare_entry(entry, content.entries.get(path, ABSENT_ENTRY))
         if not drifts:
             continue
         if not _has_vendor_entry(entry, content):
@@ -216,8 +215,8 @@ def _compare_unit(
 
 def _has_vendor_entry(entry: drift_comparison.ExpectedEntry, content: ImageContent) -> bool:
     """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
-    above = content.entries.get(entry.path, _NOTHING)
-    vendor = content.vendor_entries.get(entry.path, _NOTHING)
+    above = content.entries.get(entry.path, ABSENT_ENTRY)
+    vendor = content.vendor_entries.get(entry.path, ABSENT_ENTRY)
     if above.kind is not EntryKind.NOTHING or vendor.kind is not entry.kind:
         return False
     if entry.kind is EntryKind.LINK:

@@ -15,7 +15,7 @@ USER_CA_BUNDLE = "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bund
 REGISTRY_CAS = "/etc/docker/certs.d"
 REGISTRY_PULL_SECRET = "/etc/mco/internal-registry-pull-secret.json"  # noqa: S105  # a path
 KUBECONFIG = "/etc/kubernetes/kubeconfig"
-"""Kubeconfig with the bootstrap credential of the kubelet."""
+"""The bootstrap kubeconfig, with which any machine could join the cluster as a node."""
 FIRST_BOOT_ANNOTATIONS = "/etc/machine-config-daemon/node-annotations.json"
 """Annotations for the Node of a new machine."""
 SERVED_CONFIG = "/etc/mcs-machine-config-content.json"

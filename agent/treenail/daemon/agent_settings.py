@@ -4,7 +4,6 @@
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 from treenail import errors
 from treenail.api import pullspec
+from treenail.api.object_meta import is_object_name
 from treenail.host.ostree.backends import BackendSetting
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.drift import drift_policy
@@ -128,9 +128,6 @@ _MAX_BYTES = 1024 * 1024
 _TABLE_HEADERS = frozenset(
     (b"[limits]", b"[health]", b"[preflight]", b"[firstboot]", b"[drift]", b"[drift.paths]")
 )
-_NODE_NAME = re.compile(
-    r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
-)
 
 
 class DrainMode(StrEnum):
@@ -205,19 +202,11 @@ class PreflightSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftSettings:
+class DriftSettings(drift_policy.DriftPolicy):
     """How drift is detected, and the reaction to it."""
 
-    default: drift_policy.DriftReaction = drift_policy.DriftReaction.BLOCK
-    paths: tuple[tuple[str, drift_policy.DriftReaction], ...] = ()
-    """The first glob that matches decides."""
-    repairs_per_hour: int = 3
     full_check_s: float = 600.0
     """The interval of a full check, in seconds; touched paths are checked within seconds."""
-
-    @property
-    def policy(self) -> drift_policy.DriftPolicy:
-        return drift_policy.DriftPolicy(self.default, self.paths, self.repairs_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +361,7 @@ def merge_settings(
         value: str = getattr(settings, key)
         if not value.startswith("/") or "\0" in value:
             raise errors.UsageError(f"{key} is {value!r}; allowed is an absolute path")
-    if not _NODE_NAME.fullmatch(settings.node_name):
+    if not is_object_name(settings.node_name):
         raise errors.UsageError(
             f"node_name is {settings.node_name!r}; allowed is the name of a Node: lower-case "
             "letters, digits, - and .",

@@ -11,11 +11,10 @@ from treenail.config import node_paths, wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
-from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import observe, os_transaction
 from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
+from treenail.host.ostree.deployments import OSBackend, TransactionProgress, TransactionVerdict
 from treenail.host.system.kernel import HostKernel
 from treenail.host.systemd.logind import Logind
 from treenail.host.systemd.systemd import Systemd

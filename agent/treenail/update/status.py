@@ -12,7 +12,7 @@ from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.update.decision import actions, node_state
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 from treenail.update.steps import step_types
 
 
@@ -269,7 +269,7 @@ def _find_drain_token(update: ledger_record.UpdateRecord | None, decision: actio
     if update is None or isinstance(decision, actions.CancelStagedAction):
         return ""
     # Only UncordonAction requests the uncordon: before it, files are still restored.
-    is_ending = update.phase in (phases.Phase.UNCORDONING, phases.Phase.CANCELLING)
+    is_ending = update.phase in (ledger_record.Phase.UNCORDONING, ledger_record.Phase.CANCELLING)
     return "" if is_ending else update.drain_token
 
 
@@ -392,7 +392,7 @@ def _list_progress_conditions(
             verifying = f"Checking the health of the node with {target}"
             yield ReportedCondition("UpdatePostActionComplete", "Unknown", "Verifying", verifying)
         case actions.UncordonAction() if update is not None and impact is not None:
-            if update.phase is not phases.Phase.UNCORDONING:
+            if update.phase is not ledger_record.Phase.UNCORDONING:
                 return
             yield from _list_executed_conditions(update.target, impact)
             verified = f"Verified {update.target}"
@@ -438,7 +438,7 @@ def _make_failure_event(facts: node_state.Facts, failure: errors.TreenailError) 
     reason = "OSUpdateFailed"
     if isinstance(failure, errors.OverdueError):
         update = facts.record.update
-        is_draining = update is not None and update.phase is phases.Phase.DRAINING
+        is_draining = update is not None and update.phase is ledger_record.Phase.DRAINING
         reason = "FailedToDrain" if is_draining else "FailedToUncordon"
     elif isinstance(failure, errors.ConfigRejectedError):
         reason = "ConfigUnavailable"
@@ -472,7 +472,7 @@ def _choose_event(
             how = ", with a soft reboot if the kernel stays" if is_soft else ""
             return NodeEvent("Normal", "Reboot", f"Node will reboot into {target}{how}{cause}")
         case actions.UncordonAction() if (
-            update.phase is phases.Phase.UNCORDONING and not impact.os.is_empty
+            update.phase is ledger_record.Phase.UNCORDONING and not impact.os.is_empty
         ):
             return NodeEvent("Normal", "OSUpgradeApplied", f"Booted and verified {update.target}")
         case actions.FinishAction(is_done=True) if not impact.needs_reboot:

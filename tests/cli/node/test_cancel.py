@@ -24,13 +24,13 @@ from treenail.host.system.state_file import Ledger
 from treenail.update.decision.user_requests import RequestKind, UserRequest, make_cancelled_target
 from treenail.update.state.ledger_record import (
     LedgerRecord,
+    Phase,
     QuarantinedTarget,
     Target,
     UpdateRecord,
     from_json,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)

@@ -17,12 +17,12 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.ledger_record import (
     LedgerRecord,
+    Phase,
     Target,
     UpdateRecord,
     from_json,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 NAME = "rendered-worker-a"
 STATE = "etc/machine-config-daemon"

@@ -13,12 +13,12 @@ from treenail.update.state.ledger_record import (
     FailedTry,
     LedgerRecord,
     PastUpdate,
+    Phase,
     QuarantinedTarget,
     Target,
     UpdateOutcome,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 DONE = PastUpdate(

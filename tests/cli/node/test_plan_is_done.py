@@ -17,8 +17,7 @@ from treenail.api.object_meta import ObjectMeta
 from treenail.cli.node.main import main
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
-from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateRecord, to_json
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, Target, UpdateRecord, to_json
 
 OLD, NEW = Target("old"), Target("new")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.STAGING, "boot", 1.0, 1.0)

@@ -14,12 +14,12 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.state_file import Ledger
 from treenail.update.state.ledger_record import (
     LedgerRecord,
+    Phase,
     QuarantinedTarget,
     Target,
     UpdateRecord,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b")
 UPDATE = UpdateRecord("1" * 32, NEW, OLD, Phase.DRAINING, "boot", 1.0, 1.0)

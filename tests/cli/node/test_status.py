@@ -22,6 +22,7 @@ from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
+    Phase,
     QuarantinedTarget,
     RetainedDeployment,
     Target,
@@ -29,7 +30,6 @@ from treenail.update.state.ledger_record import (
     UpdateRecord,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 OLD, NEW = Target("rendered-a"), Target("rendered-b", "q.example/os@sha256:" + "1" * 64)
 WORK = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=("file /etc/a changed",))

@@ -13,6 +13,7 @@ from treenail.config.bootstrap_registry import (
     BootstrapRegistryRecord,
     encode_record,
 )
+from treenail.config.node_paths import KUBECONFIG
 from treenail.config.pullsecret import (
     PullSecret,
     decode_history,
@@ -20,14 +21,13 @@ from treenail.config.pullsecret import (
     parse_pull_secret,
 )
 from treenail.daemon.agent_settings import PartialSettings, merge_settings
-from treenail.daemon.cluster.pull_secrets import KUBECONFIG, LOGIN_HISTORY, PullSecrets
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
+from treenail.daemon.cluster.pull_secrets import LOGIN_HISTORY, PullSecrets
 from treenail.errors import FileError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
 from treenail.log import MessageId
-from treenail.update.steps.inventory import Ownership, to_json
+from treenail.update.steps.inventory import OWNERSHIP_FILE, Ownership, to_json
 
 CLUSTER = "/var/lib/kubelet/config.json"
 INTERNAL = "/etc/mco/internal-registry-pull-secret.json"

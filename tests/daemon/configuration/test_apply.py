@@ -15,8 +15,8 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.api.ignition.model import Contents
 from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit, WantedUser
-from treenail.daemon.configuration.inspect import MachineInspector
 from treenail.daemon.configuration.machine import (
+    MachineInspector,
     RecoveryOutcome,
     apply_steps,
     recover_interrupted,

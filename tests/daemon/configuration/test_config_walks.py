@@ -21,11 +21,11 @@ from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.object_meta import ObjectMeta
 from treenail.config.wanted_state import read_wanted_state
-from treenail.daemon.configuration.inspect import OWNERSHIP_FILE
 from treenail.daemon.local.metrics import METRICS_FILE
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.update.decision.user_requests import RequestKind, UserRequest, explain_too_late
 from treenail.update.state.ledger_record import Target
+from treenail.update.steps.inventory import OWNERSHIP_FILE
 
 APP, FREE, BAKED = "/etc/app.conf", "/etc/nmstate/openshift/free", "/etc/baked.conf"
 

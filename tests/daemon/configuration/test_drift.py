@@ -16,15 +16,14 @@ from treenail.config.image_content import ImageSplit
 from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.inspect import MachineInspector, UnitStateSource
-from treenail.daemon.configuration.machine import NodeConfiguration, apply_steps
+from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration, apply_steps
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.systemd.unit_files import UnitFileReader
+from treenail.host.systemd.unit_files import UnitFileReader, UnitStateSource
 from treenail.observations import EntryKind
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
 from treenail.update.drift.drift_repair import plan_repair

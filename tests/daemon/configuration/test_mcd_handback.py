@@ -6,8 +6,7 @@ from tests.update.build import A, B, update
 from treenail.api import annotations as key
 from treenail.daemon.configuration.mcd_handback import check_handback, compute_handback_annotations
 from treenail.errors import UsageError
-from treenail.update.state.ledger_record import LedgerRecord, Target
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, Target
 
 LAYERED = Target("rendered-worker-a", "quay.example/os@sha256:" + "0" * 64)
 PLAIN = Target("rendered-worker-a")

@@ -39,7 +39,7 @@ from treenail.config.wanted_state import WantedDirectory, WantedLink, WantedUnit
 from treenail.daemon.configuration.machine import apply_steps
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem import atomic_files, entries
-from treenail.host.rollback import symlinks, transaction, undo_log
+from treenail.host.rollback import transaction, undo_log
 from treenail.update.steps.inventory import KEY_DIRECTORIES
 from treenail.update.steps.step_types import (
     BackUpEntry,
@@ -194,7 +194,7 @@ def test_omitted_flush_or_rename_loses_data(call):
 
 
 def test_flushes_and_renames_in_the_code_are_all_covered():
-    in_code = {found for module in (transaction, undo_log, entries, entries, symlinks, atomic_files)
+    in_code = {found for module in (transaction, undo_log, entries, atomic_files)
                for found in calls(module)}  # fmt: skip
     # Those of Files that no config needs; tests.host.filesystem.test_power_cut has them.
     elsewhere = {

@@ -10,8 +10,7 @@ from treenail.daemon.local.metrics import METRICS_FILE, NodeMetrics
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
 from treenail.update.drift.drift_policy import DriftAssessment
-from treenail.update.state.ledger_record import PastUpdate, Target, UpdateOutcome
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import PastUpdate, Phase, Target, UpdateOutcome
 
 DRIFT = Drift("/etc/app", DriftAttribute.MODE, "0600", "0644")
 DRIFTED = DriftAssessment(reported=(DRIFT, DRIFT), blocking=(DRIFT,))

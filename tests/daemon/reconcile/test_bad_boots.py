@@ -22,8 +22,7 @@ from treenail.api import annotations as key
 from treenail.config.wanted_state import read_wanted_state
 from treenail.errors import BusyError
 from treenail.update.decision.user_requests import RequestKind, UserRequest
-from treenail.update.state.ledger_record import Target
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import Phase, Target
 from treenail.update.steps.step_types import RecordOwnership
 
 Bad = Callable[[World], bool]

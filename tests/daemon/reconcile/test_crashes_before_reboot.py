@@ -16,8 +16,7 @@ from treenail.api.disruptionpolicy import (
     NonePolicyAction,
 )
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY
-from treenail.update.state.ledger_record import Target
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import Phase, Target
 
 OTHER = "/etc/other.conf"
 KUBELET = "/etc/kubelet.conf"

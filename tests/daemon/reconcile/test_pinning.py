@@ -12,8 +12,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.object_meta import ObjectMeta
 from treenail.errors import BusyError
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import LedgerRecord, RetainedDeployment
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, RetainedDeployment
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 DAY_S = 86_400.0

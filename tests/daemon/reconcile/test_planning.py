@@ -31,8 +31,7 @@ from treenail.api.disruptionpolicy import (
     FileDisruptionPolicy,
     NonePolicyAction,
 )
-from treenail.update.state.ledger_record import Target, from_json
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import Phase, Target, from_json
 
 THIRD = Target("third")
 

@@ -20,8 +20,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.object_meta import ObjectMeta
 from treenail.update.decision.user_requests import RequestKind, UserRequest, explain_too_late
 from treenail.update.state import ledger_record as records
-from treenail.update.state.ledger_record import LedgerRecord, Target, UpdateOutcome
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, Target, UpdateOutcome
 
 CONFIGS = tuple(MachineConfig(ObjectMeta(name=each.config)) for each in (A, B, C))
 

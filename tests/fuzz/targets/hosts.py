@@ -19,8 +19,7 @@ from treenail.host.container.podman import PodmanProgress
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.ostree.backends import find_remedy
 from treenail.host.ostree.deployments import DeploymentStatus
-from treenail.host.rpmostree.client import _parse_deployments
-from treenail.host.rpmostree.transaction import RpmOstreeProgress
+from treenail.host.rpmostree.client import RpmOstreeProgress, _parse_deployments
 from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
 from treenail.host.systemd.system_bus import BusSignal
 from treenail.kube.transport.kubeconfig import read_kubeconfig

@@ -28,7 +28,7 @@ from treenail.host.ostree.deployments import (
     TransactionVerdict,
 )
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.rpmostree.transaction import INTERFACE
+from treenail.host.rpmostree.client import TRANSACTION_INTERFACE
 from treenail.host.systemd.system_bus import BusInterface, BusPeer, SystemBus, make_options
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.machine.node.daemons import RpmOstreeHost
@@ -98,7 +98,7 @@ class Other:
 
     def begin(self, method: str, *arguments: object) -> None:
         address = self._bus.call_method(OS, method, *arguments, timeout_s=10)
-        self._peers.append(BusPeer(str(address), INTERFACE, timeout_s=10))
+        self._peers.append(BusPeer(str(address), TRANSACTION_INTERFACE, timeout_s=10))
         self._peers[-1].call_method("Start", timeout_s=10)
 
     def stage(self, image: Image) -> None:
@@ -325,7 +325,7 @@ def test_stage_cancelled_by_another_client_is_cancelled(
     def watch(progress: TransactionProgress) -> TransactionVerdict:
         if "Fetching" in progress.text and not cancelled:
             address = f"unix:path={host.root}/run/rpm-ostree-transaction.sock"
-            with BusPeer(address, INTERFACE, timeout_s=10) as peer:
+            with BusPeer(address, TRANSACTION_INTERFACE, timeout_s=10) as peer:
                 cancelled.append(peer.call_method("Cancel", timeout_s=10))
         return TransactionVerdict.CONTINUE
 

@@ -3,7 +3,7 @@
 import pytest
 
 from treenail.host.ostree.deployments import TransactionProgress
-from treenail.host.rpmostree.transaction import RpmOstreeProgress
+from treenail.host.rpmostree.client import RpmOstreeProgress
 from treenail.host.systemd.system_bus import BusSignal
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.fakes.clock import FakeClock
 from treenail.errors import FileError
 from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.path_stat import Accounts
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.system.accounts import Accounts
 from treenail.host.system.users import ShadowFile, is_locked
 from treenail.observations import EntryKind, PathEntry
 

@@ -13,7 +13,7 @@ from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import TransactionVerdict
-from treenail.host.rpmostree.transaction import TransactionFinished, follow_transaction
+from treenail.host.rpmostree.client import TransactionFinished, follow_transaction
 from treenail.host.systemd.logind import Logind
 from treenail.host.systemd.system_bus import BusPeer, BusSignal, SystemBus
 from treenail.host.systemd.systemd import Systemd

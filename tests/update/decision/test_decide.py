@@ -79,11 +79,11 @@ from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.ledger_record import (
     LedgerRecord,
+    Phase,
     QuarantinedTarget,
     RetainedDeployment,
     Target,
 )
-from treenail.update.state.phases import Phase
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = "drain-rendered-worker-b"

@@ -27,8 +27,7 @@ from treenail.update.decision.actions import (
 from treenail.update.decision.decide import decide_action
 from treenail.update.decision.decide_boot import CHECKS_BEGIN
 from treenail.update.impact.os_change import DeploymentState
-from treenail.update.state.ledger_record import LedgerRecord, PrestagedTarget
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, PrestagedTarget
 from treenail.update.status import make_report
 
 TOKEN = f"drain-{B.config}"

@@ -23,8 +23,7 @@ from treenail.update.decision.actions import CancelStagedAction, RebootAction
 from treenail.update.decision.decide import REBOOTS_ALLOWED, decide_action
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.impact.os_change import DeploymentState
-from treenail.update.state.ledger_record import LedgerRecord, Moment
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Moment, Phase
 from treenail.update.status import NodeEvent, make_report
 
 TOKEN = f"drain-{B.config}"

@@ -24,8 +24,7 @@ from treenail.update.decision.decide import decide_action
 from treenail.update.decision.node_state import Facts
 from treenail.update.impact.os_change import DeploymentState
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode, TrialLimits
-from treenail.update.state.ledger_record import LedgerRecord, QuarantinedTarget, Target
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, Phase, QuarantinedTarget, Target
 from treenail.update.status import make_report
 
 LIMITS = TrialLimits()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.update.build import DIGEST_A, DIGEST_B, A, B
 from treenail.config.diff import OSAspect
-from treenail.config.wanted_state import WantedOS
+from treenail.config.wanted_state import WantedOS, list_required_packages
 from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.errors import ConfigError, UnreconcilableError
 from treenail.host.system.kernel import compute_edit
@@ -17,7 +17,6 @@ from treenail.update.impact.os_change import (
     is_in_effect,
     list_aspects,
 )
-from treenail.update.impact.os_packages import list_required_packages
 
 STOCK = ("kernel", "kernel-core", "kernel-modules", "kernel-modules-core", "kernel-modules-extra")
 EXTENSIONS = f"quay.io/extensions@{DIGEST_A}"

@@ -5,8 +5,7 @@ from dataclasses import replace
 from tests.update.build import A, B, C, update
 from treenail.update.impact.impact import DisruptionLevel, UpdateImpact
 from treenail.update.state.history import DisruptionHistory, UpdateSummary, summarize_history
-from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, UpdateOutcome
-from treenail.update.state.phases import Phase
+from treenail.update.state.ledger_record import LedgerRecord, PastUpdate, Phase, UpdateOutcome
 
 REASON = "file /etc/a changed (no policy for this path), from MachineConfig 99-a"
 QUIET = PastUpdate(

@@ -19,8 +19,7 @@ from tests.daemon.reconcile.test_bad_boots import reboot_while_cancelling
 from tests.daemon.walk_budget import exhaustive, sample
 from tests.fakes.world import Killed, World, read_phase
 from tests.update.build import DIGEST_C, A, B, C
-from treenail.update.state.ledger_record import Target
-from treenail.update.state.phases import TRANSITIONS, Phase
+from treenail.update.state.ledger_record import TRANSITIONS, Phase, Target
 
 Transition = tuple[Phase | None, Phase | None]
 

@@ -18,6 +18,7 @@ from treenail.update.state.ledger_record import (
     LedgerRecord,
     Moment,
     PastUpdate,
+    Phase,
     PrestagedTarget,
     QuarantinedTarget,
     RetainedDeployment,
@@ -27,7 +28,6 @@ from treenail.update.state.ledger_record import (
     from_json,
     to_json,
 )
-from treenail.update.state.phases import Phase
 
 Json = dict[str, object]
 Path_ = tuple[str | int, ...]

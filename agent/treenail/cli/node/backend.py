@@ -15,8 +15,8 @@ from treenail.host.ostree.deployments import DeploymentStatus
 
 if TYPE_CHECKING:
     # This import would load the whole daemon.
-    from treenail.daemon.interfaces import OSBackend
     from treenail.host.ostree.admin import OstreePins
+    from treenail.host.ostree.deployments import OSBackend
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from treenail.errors import HostError
 from treenail.host.machine import Machine
 from treenail.host.system import kernel, resources, state_file
 from treenail.update.decision import user_requests
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
 
 # An idle agent answers within milliseconds; one that runs a step finishes the step first.
@@ -45,7 +45,11 @@ def print_cancel(arguments: argparse.Namespace) -> int:
         _change_record(ledger, lambda record: user_requests.cancel_update(record, now))
     # The agent may have requested the reboot before it read the request.
     after = _read_record(ledger).update
-    if after is not None and after.id == update.id and after.phase is not phases.Phase.CANCELLING:
+    if (
+        after is not None
+        and after.id == update.id
+        and after.phase is not ledger_record.Phase.CANCELLING
+    ):
         _refuse_late_cancel(after)
     if arguments.json:
         content = {"cancelled": update.id, "target": update.target.to_json()}
@@ -132,7 +136,11 @@ def _change_record(
 def _lift_quarantine(record: ledger_record.LedgerRecord) -> ledger_record.LedgerRecord:
     """Return the record without its quarantine; a rollback in progress needs it."""
     update, quarantined = record.update, record.quarantined
-    if update is not None and update.phase is phases.Phase.ROLLING_BACK and quarantined is not None:
+    if (
+        update is not None
+        and update.phase is ledger_record.Phase.ROLLING_BACK
+        and quarantined is not None
+    ):
         raise HostError(
             f"cannot retry {quarantined.target}: the node is still leaving it ({update.phase}), "
             "and no agent runs",

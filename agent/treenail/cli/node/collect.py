@@ -24,11 +24,12 @@ from treenail.cli.files import create_private_file
 from treenail.cli.node import local_machine, own_node, plan, status
 from treenail.config import redact
 from treenail.daemon.agent_settings import SETTINGS_FILE
-from treenail.daemon.configuration import inspect, mcd_state
+from treenail.daemon.configuration import mcd_state
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
+from treenail.update.steps.inventory import OWNERSHIP_FILE
 
 STDOUT = "-"
 MAX_PART_BYTES = 2 * 1024 * 1024
@@ -156,7 +157,7 @@ def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
     bundle.add_document("status.json", partial(status.collect_status, machine, config))
     bundle.add_document("live.json", partial(_read_document, files, local_machine.STATUS_PATH))
     bundle.add_document("ledger.json", partial(_read_document, files, state_file.LEDGER_PATH))
-    bundle.add_document("managed.json", partial(_read_document, files, inspect.OWNERSHIP_FILE))
+    bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))
     bundle.add_text("settings.toml", partial(_read_settings, root, config))
     bundle.add_lines("kernel-arguments", lambda: "\n".join(kernel.read_command_line()))
     bundle.add_document("disks.json", partial(_measure_disks, root))

@@ -18,9 +18,10 @@ from treenail.cli import output, output_format, terminal
 from treenail.cli.node import local_machine
 from treenail.config import drift_comparison, wanted_state
 from treenail.config.image_content import ImageSplit
-from treenail.daemon.configuration import config_cache, inspect
+from treenail.daemon.configuration import config_cache
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import read_image_content
+from treenail.host.filesystem.root_directory import open_booted_tree
 from treenail.host.machine import Machine
 from treenail.update.drift import drift_policy
 from treenail.update.state import ledger_record
@@ -109,7 +110,7 @@ class _DriftInspector:
         self._machine = machine
         self._files = machine.files
         self._is_running = machine.root.prefix == Path("/")
-        self._policy = local_machine.load_node_settings(machine.root, config).drift.policy
+        self._policy = local_machine.load_node_settings(machine.root, config).drift
         self.current = records.from_json(machine.ledger.read_document()).current
         if self.current.config:
             self._split, self._expected = self._read_node_config()
@@ -117,7 +118,7 @@ class _DriftInspector:
             self._split, self._expected = self._read_once_config()
 
     def _read_node_config(self) -> tuple[ImageSplit, ExpectedState]:
-        image = inspect.open_booted_tree(self._machine.root)
+        image = open_booted_tree(self._machine.root)
         configs = config_cache.NodeConfigs(
             config_cache.ConfigCache(self._files, _refuse_fetch),
             lambda wanted: read_image_content(image, wanted),

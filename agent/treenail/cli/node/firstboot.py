@@ -11,13 +11,14 @@ from treenail import clocks, errors
 from treenail import log as journal
 from treenail.cli.node import local_machine, run_probes
 from treenail.cli.node.backend import BackendChoice, choose_backend, create_operating_system
-from treenail.daemon import agent_settings, firstboot, firstboot_verifier, interfaces
+from treenail.daemon import agent_settings, firstboot, firstboot_verifier
 from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.configuration import drift, image_content
 from treenail.daemon.local.status_file import StatusFile
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system.kernel import HostKernel
 
 log = logging.getLogger(__name__)
@@ -82,14 +83,14 @@ def _create_interfaces(
 
 
 def _create_verifier(
-    machine: Machine, backend: interfaces.OSBackend, settings: agent_settings.AgentSettings
+    machine: Machine, backend: OSBackend, settings: agent_settings.AgentSettings
 ) -> firstboot_verifier.FirstBootVerifier:
     return firstboot_verifier.FirstBootVerifier(
         machine.files,
         image_content.DeploymentImages(machine, backend),
         local_machine.create_configuration(machine, is_running=True),
         drift.DriftCheck(machine, machine.systemd),
-        policy=settings.drift.policy,
+        policy=settings.drift,
         has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,
     )
 

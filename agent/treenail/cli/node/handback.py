@@ -11,10 +11,11 @@ from treenail.cli.files import read_machine_config
 from treenail.cli.node import local_machine, own_node
 from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted_state import read_wanted_state
-from treenail.daemon.configuration import config_cache, inspect, mcd_handback, mcd_state
+from treenail.daemon.configuration import config_cache, mcd_handback, mcd_state
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.machine import NodeConfiguration
 from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import open_booted_tree
 from treenail.host.machine import Machine
 from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
@@ -93,7 +94,7 @@ def _find_differing_steps(
     wanted = read_wanted_state(config)
     split = ImageSplit(wanted)
     if current.image:
-        content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
+        content = read_image_content(open_booted_tree(machine.root), wanted)
         split = compare_with_image(wanted, content)
     steps = configuration.plan_steps(split.wanted, config.name, split.provided).steps
     # Backups and the ownership record change no file that the MCD compares.

@@ -43,8 +43,7 @@ def find_agent_status(machine: Machine) -> object:
 def create_configuration(machine: Machine, *, is_running: bool) -> "NodeConfiguration":
     """Create what plans and applies steps; it uses systemd only if the machine is running."""
     # Imported late: commands that only read the ledger do not need it.
-    from treenail.daemon.configuration.inspect import MachineInspector
-    from treenail.daemon.configuration.machine import NodeConfiguration
+    from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
     from treenail.daemon.configuration.step_runner import StepRunner
 
     systemd = machine.systemd if is_running else None

@@ -21,9 +21,10 @@ from treenail.config.image_content import (
 )
 from treenail.config.wanted_state import ParsedConfig
 from treenail.daemon import agent_settings
-from treenail.daemon.configuration import config_cache, inspect
+from treenail.daemon.configuration import config_cache
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.reconcile.observe import summarize_deployments
+from treenail.host.filesystem.root_directory import open_booted_tree
 from treenail.host.machine import Machine
 from treenail.kube import resources
 from treenail.update.impact import os_change, preview
@@ -260,7 +261,7 @@ def _inspect_machine(
         if target.image and (change is None or change.image):
             split = assume_provided(wanted)
         elif target.image:
-            content = read_image_content(inspect.open_booted_tree(machine.root), wanted)
+            content = read_image_content(open_booted_tree(machine.root), wanted)
             split = compare_with_image(wanted, content)
         steps = configuration.plan_steps(split.wanted, new.config.name, split.provided).steps
     except errors.HostError as error:

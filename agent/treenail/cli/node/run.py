@@ -28,12 +28,12 @@ from treenail.daemon.configuration import (
     trust_store,
 )
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local import metrics, requests, status_file
 from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import backends
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
@@ -227,7 +227,7 @@ class Agent:
             self._credential_watcher,
             clock,
             pull_secret=settings.internal_pull_secret,
-            restores_per_hour=settings.drift.policy.repairs_per_hour,
+            restores_per_hour=settings.drift.repairs_per_hour,
         )
         self._node_watch = self._create_node_watch(client)
         self._controller_config_watch = self._create_controller_config_watch(client)
@@ -348,7 +348,7 @@ class Agent:
             drift.DriftCheck(machine, machine.systemd),
             self._path_watcher,
             configuration,
-            policy=settings.policy,
+            policy=settings,
             full_check_s=settings.full_check_s,
         )
 
@@ -369,7 +369,7 @@ class Agent:
             metrics=metrics.NodeMetrics(self._machine.files, self._machine.clock),
             wakeup=self._wakeup,
             stop=self._stop,
-            timing=loop.LoopTiming(limits.resync_s, limits.retry_first_s, limits.retry_max_s),
+            limits=limits,
             on_rest=self._release_memory,
         )
 

@@ -1,10 +1,12 @@
 """Construction of the pre-flight checks and the health checks."""
 
-from treenail.daemon import agent_settings, interfaces
+from treenail.daemon import agent_settings
 from treenail.daemon.checks import health, preflight
+from treenail.daemon.cluster.node_client import NodeClient
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
 from treenail.host.ostree.backends import BackendSetting
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import health_probes
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
@@ -12,7 +14,7 @@ HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
 
 def create_preflight(
     machine: Machine,
-    os: interfaces.OSBackend,
+    os: OSBackend,
     settings: agent_settings.PreflightSettings,
     backend: BackendSetting,
 ) -> preflight.PreflightChecker:
@@ -28,7 +30,7 @@ def create_preflight(
 
 
 def create_health_checks(
-    machine: Machine, cluster: interfaces.ClusterAccess, settings: agent_settings.HealthSettings
+    machine: Machine, cluster: NodeClient, settings: agent_settings.HealthSettings
 ) -> health.HealthChecker:
     """Create the health checks of a boot trial."""
     probes = health.HealthProbes(

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from treenail import clocks, errors
 from treenail.api.node import Node
-from treenail.daemon import agent_settings, interfaces
+from treenail.daemon import agent_settings
+from treenail.daemon.cluster.node_client import NodeClient
 from treenail.host.system import health_probes
 from treenail.host.systemd.systemd import Systemd, SystemdUnit
 from treenail.update.checks import health
@@ -33,7 +34,7 @@ class HealthProbes:
     systemd: Systemd
     runtime: health_probes.ContainerRuntime
     custom_checks: health_probes.HealthCheckDirectory
-    cluster: interfaces.ClusterAccess
+    cluster: NodeClient
     network: health_probes.HostNetwork
     kubelet: health_probes.KubeletFiles
 

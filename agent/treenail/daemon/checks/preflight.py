@@ -10,10 +10,10 @@ from dataclasses import replace
 from treenail import errors
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
-from treenail.daemon.interfaces import OSBackend
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import disk_space as spaces
 from treenail.host.system import state_file
 from treenail.host.systemd.systemd import Systemd

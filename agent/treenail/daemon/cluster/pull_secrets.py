@@ -10,9 +10,8 @@ import os
 from dataclasses import dataclass
 
 from treenail import codec, errors
-from treenail.config import bootstrap_registry, pullsecret
+from treenail.config import bootstrap_registry, node_paths, pullsecret
 from treenail.daemon.agent_settings import AgentSettings
-from treenail.daemon.configuration import inspect
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.log import MessageId
 from treenail.update.steps import inventory
@@ -93,8 +92,6 @@ AUTH_FILE = "/var/lib/treenail/auth.json"
 RPM_OSTREE_AUTH = "/run/ostree/auth.json"
 BOOTC_AUTH = "/etc/ostree/auth.json"
 ORIGINAL_AUTH = "/run/ostree/auth.json.before-treenail"
-KUBECONFIG = "/etc/kubernetes/kubeconfig"
-"""The bootstrap kubeconfig, with which any machine could join the cluster as a node."""
 LOGIN_HISTORY = "/var/lib/treenail/pull-secret.good.json"
 """Which logins registries accepted and rejected."""
 _LIMIT = 1024 * 1024
@@ -140,7 +137,7 @@ class PullSecrets:
         and no sentence contains any part of a secret.
         """
         problems: list[str] = []
-        self._restrict_mode(KUBECONFIG, problems)
+        self._restrict_mode(node_paths.KUBECONFIG, problems)
         cluster = self._read_source(self._cluster, problems)
         internal = self._read_source(self._internal, problems)
         logins = pullsecret.merge_pull_secrets(internal, cluster)
@@ -290,7 +287,7 @@ class PullSecrets:
             problems.append(str(error))
 
     def _is_managed(self, path: str) -> bool:
-        content = self._files.read_file(inspect.OWNERSHIP_FILE, limit=inspect.OWNERSHIP_LIMIT)
+        content = self._files.read_file(inventory.OWNERSHIP_FILE, limit=inventory.OWNERSHIP_LIMIT)
         try:
             return path in inventory.from_json(codec.parse_json(content or b"null")).paths
         except (ValueError, errors.LedgerError):

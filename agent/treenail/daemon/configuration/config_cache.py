@@ -14,7 +14,6 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration.drift import ExpectedState
 from treenail.host.filesystem import atomic_files
-from treenail.update.impact.os_packages import list_required_packages
 from treenail.update.state.ledger_record import Target
 
 log = logging.getLogger(__name__)
@@ -194,7 +193,7 @@ class NodeConfigs:
         os, image = split.wanted.os, current.image or split.wanted.os.image
         return ExpectedState.from_wanted(
             split.wanted,
-            frozenset() if current.image else list_required_packages(os),
+            frozenset() if current.image else wanted_state.list_required_packages(os),
             digest=image.partition("@")[2],
             image_gaps=frozenset(gap.subject for gap in split.missing),
         )

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from treenail.config import drift_comparison, node_paths, wanted_state
-from treenail.daemon.configuration import inspect
-from treenail.host.filesystem.path_stat import stat_paths
+from treenail.host.filesystem.path_stat import Accounts, stat_paths
 from treenail.host.machine import Machine
-from treenail.host.system.accounts import Accounts
+from treenail.host.systemd.unit_files import UnitStateSource
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class ExpectedState:
 class DriftCheck:
     """Compares the machine with an expected state. Raises `HostError` when it cannot read it."""
 
-    def __init__(self, machine: Machine, unit_states: inspect.UnitStateSource) -> None:
+    def __init__(self, machine: Machine, unit_states: UnitStateSource) -> None:
         self._root = machine.root
         self._disk = machine.disk
         self._files = machine.labelled_files

@@ -4,20 +4,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from treenail.config import image_content, node_paths, wanted_state
-from treenail.daemon.configuration import inspect
 from treenail.host.filesystem import atomic_files, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
+from treenail.host.filesystem.path_stat import GROUP_FILES, PASSWD_FILES, Accounts
+from treenail.host.filesystem.root_directory import open_booted_tree
 from treenail.host.machine import Machine
-from treenail.host.system.accounts import GROUP_FILES, PASSWD_FILES, Accounts
 from treenail.host.systemd import unit_files
 from treenail.observations import EntryKind, PathEntry
 from treenail.unit_install import find_template_name
 
 if TYPE_CHECKING:
     # This import would load all decisions.
-    from treenail.daemon.interfaces import OSBackend
-
-_VENDOR_DIRECTORIES = unit_files.SEARCH_PATH[2:]
+    from treenail.host.ostree.deployments import OSBackend
 
 
 class DeploymentImages:
@@ -29,7 +27,7 @@ class DeploymentImages:
 
     def read_booted(self, wanted: wanted_state.WantedState) -> image_content.ImageContent:
         """Read the image that is booted, without the local changes of /etc."""
-        return read_image_content(inspect.open_booted_tree(self._machine.root), wanted)
+        return read_image_content(open_booted_tree(self._machine.root), wanted)
 
     def read_staged(
         self, staged_id: str, wanted: wanted_state.WantedState
@@ -85,7 +83,7 @@ def _find_vendor_entries(
     candidates = {
         path: [
             directory + path.removeprefix(node_paths.UNIT_DIRECTORY)
-            for directory in _VENDOR_DIRECTORIES
+            for directory in unit_files.VENDOR_SEARCH_PATH
         ]
         for path in paths
         if path.startswith(node_paths.UNIT_DIRECTORY + "/")
@@ -103,5 +101,5 @@ def _find_vendor_entries(
 def _list_vendor_paths(units: Iterable[str]) -> Iterator[str]:
     for unit in units:
         for name in filter(None, (unit, find_template_name(unit))):
-            for directory in _VENDOR_DIRECTORIES:
+            for directory in unit_files.VENDOR_SEARCH_PATH:
                 yield from (f"{directory}/{name}", f"{directory}/{name}.d/")

@@ -4,19 +4,26 @@ That holds across a power cut.
 """
 
 import errno
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from operator import attrgetter
 
-from treenail import errors
-from treenail.config import image_content, wanted_state
-from treenail.daemon.configuration import inspect, step_runner
+from treenail import codec, errors
+from treenail.api import decode, machineconfig
+from treenail.config import image_content, node_paths, wanted_state
+from treenail.daemon.configuration import step_runner
+from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
+from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
+from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import PathChange
-from treenail.update.steps import step_types
-from treenail.update.steps.inventory import Ownership, compute_ownership
+from treenail.host.systemd import unit_files
+from treenail.observations import EntryKind, PathEntry
+from treenail.update.steps import inventory, step_types
 from treenail.update.steps.plan import StepPlan, plan_steps
 
 log = logging.getLogger(__name__)
@@ -26,6 +33,146 @@ _READ_ONLY = os.strerror(errno.EROFS)
 _RESTART_REMEDY = "; after a remount for writing run: systemctl restart treenail"
 
 _SYSTEMD_DIRECTORY = "/etc/systemd/"
+_UNLABELLED = attrgetter("kind", "mode", "uid", "gid", "sha256", "target")
+
+
+class MachineInspector:
+    """Inspects a machine. Raises `FileError` and `UnitError`."""
+
+    def __init__(
+        self, machine: Machine, unit_states: unit_files.UnitStateSource | None = None
+    ) -> None:
+        """Without ``unit_states``, read the states of units from their files."""
+        self._root = machine.root
+        self._disk = machine.disk
+        self._files = machine.labelled_files
+        self._shadow = machine.shadow
+        self._backups = machine.backups
+        self._units = unit_files.UnitFileReader(self._files)
+        self._unit_states: unit_files.UnitStateSource = unit_states or self._units
+        self._mcd_ownership = (b"", inventory.Ownership())
+        """The digest of the MCD's config as last read, and what it owns."""
+
+    def read_ownership(self) -> inventory.Ownership:
+        """Read what the machine's config owns; without a record, what the MCD's config owns.
+
+        Raises `LedgerError` and `ConfigError` when the record cannot be read.
+        """
+        content = self._files.read_file(inventory.OWNERSHIP_FILE, limit=inventory.OWNERSHIP_LIMIT)
+        if content is None:
+            return self._read_mcd_ownership()
+        try:
+            return inventory.from_json(codec.parse_json(content))
+        except ValueError as error:
+            path = self._root.resolve_path(inventory.OWNERSHIP_FILE)
+            raise errors.LedgerError(
+                f"cannot read {path}: it is damaged: {error}",
+                remedy=f"move {path} away; files that a config no longer lists then stay",
+            ) from error
+
+    def inspect_machine(
+        self,
+        old: inventory.Ownership,
+        new: wanted_state.WantedState,
+        provided: frozenset[str] = frozenset(),
+    ) -> inventory.Inventory:
+        """Collect everything that a plan from the old to the new state depends on.
+
+        ``provided`` are the paths and units of the new state that an image provides.
+        """
+        accounts = path_stat.Accounts(self._files)
+        stats = path_stat.stat_paths(
+            self._root, self._disk, inventory.list_inspected_paths(old, new)
+        )
+        units = sorted({*old.units, *new.units})
+        users = old.users | new.users.keys()
+        owned = inventory.compute_ownership("", new).paths
+        dropped = old.paths - owned
+        restorable = self._backups.list_paths() | self._backups.find_vendor_paths(dropped)
+        # A path below a symlink that this plan removes will not be in the target of that link.
+        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == EntryKind.LINK)
+        resolved = {
+            path
+            for path in {*stats, *restorable}
+            if not (path in owned and path.startswith(removed_links))
+        }
+        unit_states = self._unit_states.read_states(*units)
+        return inventory.Inventory(
+            entries={path: accounts.name_owner(stat) for path, stat in stats.items()},
+            restorable=restorable,
+            resolved_paths=self._find_relocated(resolved),
+            unit_states=unit_states,
+            named_units=self._units.find_named_units(units, new.list_unit_files()),
+            pristine=self._find_pristine(stats, unit_states, provided),
+            vendor_units=frozenset(
+                n
+                for n in units
+                if self._units.find_unit_file(n, search_path=unit_files.VENDOR_SEARCH_PATH)
+            ),
+            has_core_user=accounts.has_user(node_paths.CORE_USER),
+            password_hash=self._shadow.read_password_hash(node_paths.CORE_USER) if users else None,
+            intact_hard_links=self._find_hard_links(new, stats),
+        )
+
+    def _read_mcd_ownership(self) -> inventory.Ownership:
+        content = self._files.read_file(CURRENT_CONFIG, limit=inventory.OWNERSHIP_LIMIT)
+        if content is None:
+            return inventory.Ownership()
+        digest = hashlib.sha256(content).digest()
+        if digest != self._mcd_ownership[0]:
+            where = str(self._root.resolve_path(CURRENT_CONFIG))
+            config = machineconfig.MachineConfig.from_json(decode.load_json(content, where=where))
+            wanted = wanted_state.read_wanted_state(config)
+            self._mcd_ownership = digest, inventory.compute_ownership(config.name, wanted)
+        return self._mcd_ownership[1]
+
+    def _find_pristine(
+        self,
+        stats: Mapping[str, PathEntry],
+        states: Mapping[str, str],
+        provided: frozenset[str],
+    ) -> frozenset[str]:
+        """Find the provided paths and units that are as the booted image has them."""
+        if not provided:
+            return frozenset()
+        image = root_directory.open_booted_tree(self._root)
+        # Nothing but the next image changes /usr: what differs there needs no step either.
+        carried = ("/etc/", "/usr/")
+        paths = [path for path in stats if path in provided and path.startswith(carried)]
+        originals = path_stat.stat_paths(image, disk.Disk(), paths)
+        units = [unit for unit in states if unit in provided]
+        original_states = unit_files.UnitFileReader(atomic_files.HostFiles(image)).read_states(
+            *units
+        )
+        return frozenset(
+            (
+                *(
+                    path
+                    for path in paths
+                    if _UNLABELLED(stats[path]) == _UNLABELLED(originals[path])
+                ),
+                *(unit for unit in units if states[unit] == original_states.get(unit, "")),
+            )
+        )
+
+    def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
+        prefix = os.fspath(self._root.prefix)
+        entries = {
+            path: root_directory.strip_prefix(entry, prefix)
+            for path, entry in path_stat.resolve_entries(self._root, paths).items()
+        }
+        return {path: entry for path, entry in entries.items() if entry != path}
+
+    def _find_hard_links(
+        self, new: wanted_state.WantedState, stats: Mapping[str, PathEntry]
+    ) -> frozenset[str]:
+        links = [link for link in new.links.values() if link.is_hard]
+        targets = path_stat.stat_paths(self._root, self._disk, [link.target for link in links])
+        return frozenset(
+            link.path
+            for link in links
+            if stats[link.path].inode == targets[link.target].inode != (0, 0)
+        )
 
 
 class RecoveryOutcome(StrEnum):
@@ -248,7 +395,7 @@ class UnfinishedChanges:
 class NodeConfiguration:
     """Plans and applies steps. Raises `HostError`, and `ConfigError` for a damaged record."""
 
-    def __init__(self, inspector: inspect.MachineInspector, runner: step_runner.StepRunner) -> None:
+    def __init__(self, inspector: MachineInspector, runner: step_runner.StepRunner) -> None:
         self._inspector = inspector
         self._runner = runner
 
@@ -280,8 +427,8 @@ class NodeConfiguration:
         ``provided`` are the paths and units that an image provides.
         """
         old = self._inspector.read_ownership()
-        inventory = self._inspector.inspect_machine(old, new, provided)
-        return plan_steps(old, new, inventory, config=config, provided=provided)
+        state = self._inspector.inspect_machine(old, new, provided)
+        return plan_steps(old, new, state, config=config, provided=provided)
 
     def check_steps(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Raise `FileError` for steps that this machine cannot make."""
@@ -316,8 +463,11 @@ class NodeConfiguration:
 
     def record_ownership(self, new: wanted_state.WantedState, config: str) -> None:
         """Record what the config owns, unless the machine already has a record."""
-        if self._inspector.read_ownership() == Ownership():
-            apply_steps((step_types.RecordOwnership(compute_ownership(config, new)),), self._runner)
+        if self._inspector.read_ownership() == inventory.Ownership():
+            apply_steps(
+                (step_types.RecordOwnership(inventory.compute_ownership(config, new)),),
+                self._runner,
+            )
 
     def complete_steps(
         self, steps: Sequence[step_types.ConfigStep], split: image_content.ImageSplit, config: str

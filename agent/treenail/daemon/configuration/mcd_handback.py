@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from treenail import errors
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
-from treenail.daemon.configuration import config_cache, inspect, mcd_state
+from treenail.daemon.configuration import config_cache, mcd_state
 from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.rollback import backups, transaction, undo_log
 from treenail.host.system import state_file
 from treenail.update.state.ledger_record import LedgerRecord, Target
+from treenail.update.steps.inventory import OWNERSHIP_FILE
 
 HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 
@@ -74,7 +75,7 @@ def _compute_changes(
     # Move the ledger away: when the node returns to treenail, its content is outdated.
     yield undo_log.PathChange(HANDED_BACK_LEDGER, entries.FileEntry(lambda: ledger, 0o600))
     yield undo_log.PathChange(state_file.LEDGER_PATH, entries.AbsentEntry())
-    yield undo_log.PathChange(inspect.OWNERSHIP_FILE, entries.AbsentEntry())
+    yield undo_log.PathChange(OWNERSHIP_FILE, entries.AbsentEntry())
     for name in files.list_directory(config_cache.DIRECTORY):
         yield undo_log.PathChange(f"{config_cache.DIRECTORY}/{name}", entries.AbsentEntry())
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, assert_never
 from treenail import errors
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
-from treenail.daemon.configuration import inspect, trust_store
+from treenail.daemon.configuration import trust_store
 from treenail.host.filesystem import entries, path_stat
+from treenail.host.filesystem.path_stat import Accounts
 from treenail.host.machine import Machine
 from treenail.host.rollback import undo_log
-from treenail.host.system.accounts import Accounts
 from treenail.host.systemd import unit_files
 from treenail.observations import EntryKind
 from treenail.update.steps import inventory, plan, step_types
-from treenail.update.steps import inventory as records
 
 if TYPE_CHECKING:
     # A directory has no systemd.
@@ -150,10 +149,10 @@ class StepRunner:
             case step_types.SetSshKeys(user=user, keys=keys):
                 return self._compute_key_changes(user, keys)
             case step_types.RecordOwnership(ownership=ownership):
-                content = json.dumps(records.to_json(ownership), indent=1).encode() + b"\n"
+                content = json.dumps(inventory.to_json(ownership), indent=1).encode() + b"\n"
                 return (
                     undo_log.PathChange(
-                        inspect.OWNERSHIP_FILE, entries.FileEntry(lambda: content, 0o600)
+                        inventory.OWNERSHIP_FILE, entries.FileEntry(lambda: content, 0o600)
                     ),
                 )
             case step_types.StoreConfig(path=path, encode=encode):

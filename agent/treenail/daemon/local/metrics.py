@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from treenail import clocks, errors
+from treenail.config.wanted_state import list_unsupported_packages
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.drift import drift_policy
-from treenail.update.impact.os_packages import list_unsupported_packages
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class NodeMetrics:
     def write_history(self, history: Sequence[ledger_record.PastUpdate]) -> None:
         """Write outcomes, rollbacks and durations of the recorded updates, newest first."""
         outcomes = Counter(past.outcome for past in history)
-        rollbacks = sum(phases.Phase.ROLLING_BACK in past.phase_seconds for past in history)
+        rollbacks = sum(ledger_record.Phase.ROLLING_BACK in past.phase_seconds for past in history)
         changed: dict[str, Sequence[str]] = {
             _UPDATES: [
                 f'{_UPDATES}{{outcome="{outcome}"}} {outcomes[outcome]}'

@@ -17,7 +17,7 @@ from treenail.deployment_change import DeploymentChange
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class ActionRunner:
             impact.level_name,
             "".join(f"; {reason}" for reason in impact.reasons),
         )
-        self._ledger.enter_phase(phases.Phase.STAGING, impact=impact)
+        self._ledger.enter_phase(ledger_record.Phase.STAGING, impact=impact)
         self._interfaces.drift.remove_force_file()
 
     def _begin_update(
@@ -177,7 +177,7 @@ class ActionRunner:
             origin=self._ledger.record.current
             if self._ledger.record.current != ledger_record.Target()
             else claimed,
-            phase=phases.Phase.STAGING,
+            phase=ledger_record.Phase.STAGING,
             boot_id=now.boot_id,
             began=now.wall,
             entered=now.wall,
@@ -239,9 +239,9 @@ class ActionRunner:
 
     def _stage_target(self, target: ledger_record.Target) -> None:
         update = self._ledger.update
-        if update.phase is not phases.Phase.STAGING or update.staged_id:
+        if update.phase is not ledger_record.Phase.STAGING or update.staged_id:
             # The deployment staged earlier is gone. Forget its ID before another is staged.
-            update = self._ledger.enter_phase(phases.Phase.STAGING, staged_id="")
+            update = self._ledger.enter_phase(ledger_record.Phase.STAGING, staged_id="")
         if not self._stage_change(self._ledger.impact.os):
             return
         staged_update = replace(update, staged_id=self._read_staged_id())
@@ -297,11 +297,11 @@ class ActionRunner:
 
     def _request_drain(self, token: str) -> float:
         update = self._ledger.update
-        if update.phase is not phases.Phase.DRAINING or update.drain_token != token:
+        if update.phase is not ledger_record.Phase.DRAINING or update.drain_token != token:
             if self._ledger.impact.needs_reboot:
                 # Staging may be long past. A failure found now costs no drain.
                 self._interfaces.preflight.check_machine(self._ledger.impact.os.image)
-            self._ledger.enter_phase(phases.Phase.DRAINING, drain=token)
+            self._ledger.enter_phase(ledger_record.Phase.DRAINING, drain=token)
             log.info("requested the drain %s", token)
             return NOW
         # The report carries the token. Wait for the drain controller to apply it.
@@ -309,7 +309,7 @@ class ActionRunner:
 
     def _apply_config(self, target: ledger_record.Target, facts: node_state.Facts) -> None:
         update, impact = self._ledger.update, self._ledger.impact
-        if update.phase is not phases.Phase.APPLYING or update.boot_id != facts.boot_id:
+        if update.phase is not ledger_record.Phase.APPLYING or update.boot_id != facts.boot_id:
             self._log_drained(update)
             boot_trial = (
                 self._boot_trial.take_baseline(facts)
@@ -317,7 +317,7 @@ class ActionRunner:
                 # The crash counter reads the mode.
                 else replace(update.boot_trial, mode=facts.health_mode)
             )
-            update = self._ledger.enter_phase(phases.Phase.APPLYING, boot_trial=boot_trial)
+            update = self._ledger.enter_phase(ledger_record.Phase.APPLYING, boot_trial=boot_trial)
         staged_id = facts.deployments.staged_id if facts.deployments and impact.os.image else ""
         pending = self._planner.plan_pending_steps(
             target, update.origin, impact, staged_id=staged_id
@@ -331,7 +331,7 @@ class ActionRunner:
             log.info(
                 "planning %s again, its impact grew: %s", target, "; ".join(pending.impact.reasons)
             )
-            self._ledger.enter_phase(phases.Phase.STAGING, impact=pending.impact)
+            self._ledger.enter_phase(ledger_record.Phase.STAGING, impact=pending.impact)
             return
         live_trial = self._boot_trial.prepare_live_trial(pending.steps, facts)
         try:
@@ -357,7 +357,7 @@ class ActionRunner:
             quarantined = ledger_record.QuarantinedTarget(
                 target, str(error), remedy, retry_at=retry_at
             )
-            self._ledger.enter_phase(phases.Phase.CANCELLING, quarantined=quarantined)
+            self._ledger.enter_phase(ledger_record.Phase.CANCELLING, quarantined=quarantined)
             return
         log.info("applied %s in %d steps", target, len(pending.steps))
         if not impact.needs_reboot:
@@ -367,10 +367,10 @@ class ActionRunner:
                 # Not earlier: until then the crash counter may have to restore the files.
                 self._interfaces.configuration.confirm_pending()
             else:
-                self._ledger.enter_phase(phases.Phase.VERIFYING, boot_trial=live_trial)
+                self._ledger.enter_phase(ledger_record.Phase.VERIFYING, boot_trial=live_trial)
         elif not pending.steps:
             self._ledger.enter_phase(
-                phases.Phase.APPLYING, impact=replace(impact, needs_write=False)
+                ledger_record.Phase.APPLYING, impact=replace(impact, needs_write=False)
             )
 
     def _record_events(self, events: Iterable[status.NodeEvent]) -> None:
@@ -380,11 +380,11 @@ class ActionRunner:
     def _reboot_machine(self, action: actions.RebootAction, facts: node_state.Facts) -> float:
         update, staged_id = self._ledger.update, action.staged_id
         boot_id = self._interfaces.kernel.read_boot_id()
-        if update.phase is not phases.Phase.REBOOTING or update.boot_id != boot_id:
+        if update.phase is not ledger_record.Phase.REBOOTING or update.boot_id != boot_id:
             self._log_drained(update)
             # Record the ID first: an unlocked deployment no longer shows who staged it.
             self._ledger.enter_phase(
-                phases.Phase.REBOOTING,
+                ledger_record.Phase.REBOOTING,
                 reboots=update.reboot_count + 1,
                 staged_id=staged_id or update.staged_id,
                 boot_trial=self._boot_trial.take_baseline(facts),
@@ -395,7 +395,7 @@ class ActionRunner:
             # An inhibitor may delay the reboot. Record the state right before it: an API server
             # that was unreachable before the reboot cannot fail the target.
             boot_trial = replace(update.boot_trial, has_api_before_reboot=facts.is_api_reachable)
-            self._ledger.enter_phase(phases.Phase.REBOOTING, boot_trial=boot_trial)
+            self._ledger.enter_phase(ledger_record.Phase.REBOOTING, boot_trial=boot_trial)
         self._boot_trial.arm_crash_record(facts)
         watch = self._transaction_step.make_watch(self._ledger.record)
         if staged_id and not pin_booted(facts, self._interfaces, self._ledger, watch):
@@ -422,7 +422,7 @@ class ActionRunner:
         return self._interfaces.soft_reboots.prepare_soft_reboot()
 
     def _log_drained(self, update: ledger_record.UpdateRecord) -> None:
-        if update.phase is phases.Phase.DRAINING:
+        if update.phase is ledger_record.Phase.DRAINING:
             log.info("drained for %s", update.drain_token, extra={"message_id": MessageId.DRAINED})
 
     def _commit_update(self, facts: node_state.Facts, unhealthy: str) -> None:
@@ -447,7 +447,7 @@ class ActionRunner:
 
     def _finish_verification(self, facts: node_state.Facts) -> None:
         """Make the verified target current and begin to uncordon."""
-        update = self._ledger.enter_phase(phases.Phase.UNCORDONING, reached_facts=facts)
+        update = self._ledger.enter_phase(ledger_record.Phase.UNCORDONING, reached_facts=facts)
         self._interfaces.config_cache.prune_cache({update.target.config})
         log.info(
             "verified %s after %d s",

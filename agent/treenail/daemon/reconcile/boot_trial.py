@@ -16,7 +16,7 @@ from treenail.host.ostree.deployments import TransactionWatch
 from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import decide_boot, node_state
-from treenail.update.state import crash_record, ledger_record, phases
+from treenail.update.state import crash_record, ledger_record
 from treenail.update.state.boot_trial import BootTrial, HealthCheckMode
 from treenail.update.status import NodeEvent
 from treenail.update.steps.step_types import ConfigStep
@@ -52,8 +52,8 @@ class BootTrialRunner:
             boot_trial = boot_trial.begin_boot(facts.boot_id, self._interfaces.clock.monotonic())
         if facts.trial_status is not None:
             boot_trial = health.record_trial_status(boot_trial, facts.trial_status)
-        if update.phase is not phases.Phase.VERIFYING or update.boot_id != facts.boot_id:
-            self._ledger.enter_phase(phases.Phase.VERIFYING, boot_trial=boot_trial)
+        if update.phase is not ledger_record.Phase.VERIFYING or update.boot_id != facts.boot_id:
+            self._ledger.enter_phase(ledger_record.Phase.VERIFYING, boot_trial=boot_trial)
         else:
             record = self._ledger.record
             self._ledger.save_record(replace(record, update=replace(update, boot_trial=boot_trial)))
@@ -85,7 +85,7 @@ class BootTrialRunner:
         """
         update = self._ledger.update
         is_same_boot = update.boot_id == facts.boot_id
-        if facts.has_undo or (update.phase is phases.Phase.APPLYING and is_same_boot):
+        if facts.has_undo or (update.phase is ledger_record.Phase.APPLYING and is_same_boot):
             before = update.boot_trial
             baseline = BootTrial(
                 failed_before=before.failed_before, passed_before=before.passed_before
@@ -146,13 +146,13 @@ class BootTrialRunner:
         For an update of files only, `RestoreAction` restores the files before the reboot.
         """
         update, impact = self._ledger.update, self._ledger.impact
-        if update.phase is not phases.Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
+        if update.phase is not ledger_record.Phase.ROLLING_BACK or update.boot_id != facts.boot_id:
             if quarantine.is_withdrawn or quarantine.is_cancelled_by_user:
                 log.info("not keeping %s: %s", update.target, quarantine.reason)
             else:
                 failed = {"message_id": MessageId.HEALTH_CHECK_FAILED}
                 log.error("%s", quarantine.reason, extra=failed)
-            self._ledger.enter_phase(phases.Phase.ROLLING_BACK, quarantined=quarantine)
+            self._ledger.enter_phase(ledger_record.Phase.ROLLING_BACK, quarantined=quarantine)
         if impact.os.is_empty and facts.has_undo:
             return _NOW
         if not impact.os.is_empty:

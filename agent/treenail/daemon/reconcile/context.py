@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from treenail.clocks import Clock
-from treenail.daemon import interfaces
 from treenail.daemon.checks.health import HealthChecker
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster.controller_config import ControllerConfigSync
+from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
 from treenail.daemon.configuration import drift_repair, machine
 from treenail.daemon.configuration.config_cache import ConfigCache
@@ -15,6 +15,7 @@ from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.trust_store import TrustStore
 from treenail.daemon.local.requests import RequestFile
 from treenail.host.ostree.admin import OstreePins, OstreeSoftReboot
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
 from treenail.host.systemd.logind import Logind
@@ -25,7 +26,7 @@ from treenail.update.state.ledger_record import Moment
 class NodeInterfaces:
     """Everything that the daemon reads and changes."""
 
-    os: interfaces.OSBackend
+    os: OSBackend
     images: DeploymentImages
     power: Logind
     soft_reboots: OstreeSoftReboot
@@ -33,7 +34,7 @@ class NodeInterfaces:
     kernel: HostKernel
     ledger: state_file.Ledger
     crash_record: state_file.CrashRecordFile
-    cluster: interfaces.ClusterAccess
+    cluster: NodeClient
     pull_secrets: PullSecrets
     bootstrap_registry: BootstrapRegistryFiles
     certificates: ControllerConfigSync

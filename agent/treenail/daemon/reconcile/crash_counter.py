@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from treenail import clocks, errors
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.reconcile.observe import summarize_deployments
+from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
 from treenail.host.systemd.logind import Logind
@@ -22,7 +22,7 @@ from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import decide_boot
 from treenail.update.impact.os_change import is_in_effect
-from treenail.update.state import crash_record, ledger_record, phases
+from treenail.update.state import crash_record, ledger_record
 from treenail.update.state import crash_record as crash_records
 from treenail.update.state import ledger_record as records
 from treenail.update.state.boot_trial import HealthCheckMode
@@ -64,13 +64,15 @@ class CrashCounter:
             raise
         update = record.update
         if update is None or not _is_on_trial(update):
-            if crashes is not None and not (update and update.phase is phases.Phase.REBOOTING):
+            if crashes is not None and not (
+                update and update.phase is ledger_record.Phase.REBOOTING
+            ):
                 remove_crash_record(self._file)
             return False
         if crashes is None or crashes.update_id != update.id:
             crashes = crash_record.derive_crash_record(update)
         crashes = crashes.count_start(
-            boot_id, counts_boot=update.phase is not phases.Phase.APPLYING
+            boot_id, counts_boot=update.phase is not ledger_record.Phase.APPLYING
         )
         self._write_crashes(crashes)
         if not crashes.failure or not _may_roll_back(crashes):
@@ -95,7 +97,9 @@ class CrashCounter:
             return False
         is_booted = is_in_effect(impact.os, deployments)
         is_before_reboot = update.boot_id == boot_id and _has_begun(update)
-        if update.phase is phases.Phase.APPLYING and (is_before_reboot or impact.os.is_empty):
+        if update.phase is ledger_record.Phase.APPLYING and (
+            is_before_reboot or impact.os.is_empty
+        ):
             unfinished = files.find_unfinished(update.id)
             if not (unfinished.has_undo or unfinished.is_interrupted):
                 log.error(
@@ -108,7 +112,7 @@ class CrashCounter:
         elif not is_before_reboot and not is_booted:
             # Already rolled back, or the staged deployment is gone: the loop finishes the update.
             return False
-        if update.phase is phases.Phase.ROLLING_BACK and update.boot_id != boot_id:
+        if update.phase is ledger_record.Phase.ROLLING_BACK and update.boot_id != boot_id:
             is_restored = impact.os.is_empty and not files.find_unfinished(update.id).has_undo
             if (
                 is_restored
@@ -119,9 +123,9 @@ class CrashCounter:
         if not impact.needs_reboot or is_before_reboot:
             return self._restore_files(record, update, crashes, files)
         quarantined = record.quarantined
-        if update.phase is not phases.Phase.ROLLING_BACK or quarantined is None:
+        if update.phase is not ledger_record.Phase.ROLLING_BACK or quarantined is None:
             quarantined = _quarantine_target(update, crashes)
-        update = update.enter_phase(phases.Phase.ROLLING_BACK, self._read_moment(boot_id))
+        update = update.enter_phase(ledger_record.Phase.ROLLING_BACK, self._read_moment(boot_id))
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if impact.os.is_empty:
             files.restore_pending()
@@ -146,7 +150,9 @@ class CrashCounter:
         """Restore the files without a reboot. The agent then starts, and cancels the update."""
         quarantined = _quarantine_target(update, crashes)
         is_booted = update.has_booted_files(crashes.boot_id)
-        update = update.enter_phase(phases.Phase.CANCELLING, self._read_moment(crashes.boot_id))
+        update = update.enter_phase(
+            ledger_record.Phase.CANCELLING, self._read_moment(crashes.boot_id)
+        )
         self._write_record(replace(record, update=update, quarantined=quarantined))
         if files.find_unfinished(update.id).is_interrupted:
             files.recover_interrupted(update.id)
@@ -276,9 +282,12 @@ def _is_on_trial(update: ledger_record.UpdateRecord) -> bool:
     """Return whether the agent runs with a target that is not yet verified, or rolled back."""
     if update.boot_trial.is_healthy:
         return False
-    return _has_begun(update) or update.phase in {phases.Phase.VERIFYING, phases.Phase.ROLLING_BACK}
+    return _has_begun(update) or update.phase in {
+        ledger_record.Phase.VERIFYING,
+        ledger_record.Phase.ROLLING_BACK,
+    }
 
 
 def _has_begun(update: ledger_record.UpdateRecord) -> bool:
     """Return whether files of the target may be written, and no boot with it is recorded."""
-    return update.phase in {phases.Phase.APPLYING, phases.Phase.REBOOTING}
+    return update.phase in {ledger_record.Phase.APPLYING, ledger_record.Phase.REBOOTING}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from treenail import errors
 from treenail.api import annotations as key
 from treenail.config.drift_comparison import Drift
+from treenail.daemon.agent_settings import LimitSettings
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import (
@@ -76,15 +77,6 @@ class ActionFailure:
         return now - self.since > self.error.wait_limit_s
 
 
-@dataclass(frozen=True, slots=True)
-class LoopTiming:
-    """Intervals and retry delays of the loop, in seconds."""
-
-    resync_s: float = 60.0
-    retry_first_s: float = 5.0
-    retry_max_s: float = 300.0
-
-
 class Wakeup:
     """Wakes the main thread from other threads and from signal handlers.
 
@@ -122,7 +114,7 @@ class ReconcileLoop:
         metrics: NodeMetrics,
         wakeup: Wakeup,
         stop: threading.Event,
-        timing: LoopTiming,
+        limits: LimitSettings,
         on_rest: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_rest`` is called when no update is in progress and nothing happens for a while."""
@@ -133,14 +125,14 @@ class ReconcileLoop:
         self._metrics = metrics
         self._wakeup = wakeup
         self._stop = stop
-        self._timing = timing
+        self._limits = limits
         self._ledger = update_ledger.UpdateLedger(interfaces, status_file)
         self._credentials = credentials.CredentialSync(interfaces, status_file)
         transaction_step = os_transaction.TransactionStep(
             interfaces, self._credentials, status_file, stop
         )
         self._runner = act.ActionRunner(
-            interfaces, self._ledger, transaction_step, resync_s=timing.resync_s
+            interfaces, self._ledger, transaction_step, resync_s=limits.resync_s
         )
         self._failure: ActionFailure | None = None
         self._report_error = ""
@@ -322,11 +314,11 @@ class ReconcileLoop:
             is_rejected = not isinstance(problem, errors.UnreachableError)
             self._rejections = self._rejections + 1 if is_rejected else 0
             factor = 2.0 ** min(max(self._rejections - 1, 0), 20)
-            return min(self._timing.retry_first_s * factor, self._timing.retry_max_s)
+            return min(self._limits.retry_first_s * factor, self._limits.retry_max_s)
         if self._report_error:
             log.info("API server accepts reports again")
         self._report_error, self._rejections = "", 0
-        return self._timing.resync_s
+        return self._limits.resync_s
 
     def _compute_retry_delay(self, decision: actions.Decision) -> float:
         """Return the seconds until the failed action may be retried; 0 for another action."""
@@ -339,9 +331,9 @@ class ReconcileLoop:
     ) -> float:
         last = self._failure
         count = last.count + 1 if last else 1
-        delay_s = self._timing.retry_max_s
+        delay_s = self._limits.retry_max_s
         if error.retry_policy is errors.RetryPolicy.BACKOFF:
-            first_s = self._timing.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+            first_s = self._limits.retry_first_s * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
             delay_s = min(first_s * 2.0 ** min(count - 1, 20), delay_s, error.max_delay_s)
         if last is None or str(last.error) != str(error):
             log.error("%s", status.format_reason(error), extra={"message_id": MessageId.DEGRADED})

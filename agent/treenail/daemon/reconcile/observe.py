@@ -10,7 +10,7 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.update.decision import decide, decide_idle, node_state
 from treenail.update.impact import os_change
-from treenail.update.state import boot_trial, ledger_record, phases
+from treenail.update.state import boot_trial, ledger_record
 from treenail.update.status import NodeEvent
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Observer:
             facts = self._add_adoption_change(facts)
         if (
             update is not None
-            and update.phase is phases.Phase.VERIFYING
+            and update.phase is ledger_record.Phase.VERIFYING
             and update.boot_id == facts.boot_id
         ):
             facts = replace(
@@ -169,7 +169,7 @@ class Observer:
         if (
             update is None
             or update.impact is None
-            or update.phase is not phases.Phase.REBOOTING
+            or update.phase is not ledger_record.Phase.REBOOTING
             or update.boot_id == facts.boot_id
             or os_change.is_in_effect(update.impact.os, state)
         ):

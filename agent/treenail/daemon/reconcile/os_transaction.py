@@ -11,13 +11,12 @@ from functools import partial
 
 from treenail import clocks, errors
 from treenail.daemon.cluster.pull_secrets import PullSecrets
-from treenail.daemon.interfaces import OSBackend
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.credentials import CredentialSync
 from treenail.host.container.registry import is_unauthorized
 from treenail.host.ostree import deployments
-from treenail.host.ostree.deployments import TransactionVerdict, TransactionWatch
+from treenail.host.ostree.deployments import OSBackend, TransactionVerdict, TransactionWatch
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.decision import decide, decide_idle, node_state, user_requests

@@ -11,6 +11,7 @@ from treenail.config import image_content, reconcilable, wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.update.impact import os_change
 from treenail.update.impact.impact import (
+    IMAGE_SOURCE,
     ConfigDisruption,
     ConfigSources,
     UpdateImpact,
@@ -23,8 +24,6 @@ from treenail.update.state.ledger_record import Target
 from treenail.update.steps.step_types import ConfigStep
 
 log = logging.getLogger(__name__)
-
-_IMAGE_SOURCE_NAME = "the image beside the config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class UpdatePlanner:
             differences,
             old[0].config if old[0] else machineconfig.MachineConfig(),
             new.config,
-            image_source=_IMAGE_SOURCE_NAME if target.image else "",
+            image_source=IMAGE_SOURCE if target.image else "",
         )
         computed = compute_impact(steps, change, disruption, sources.find_cause)
         checked_id, writes = impact.checked_id, impact.writes_image_files

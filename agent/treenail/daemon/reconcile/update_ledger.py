@@ -14,12 +14,12 @@ from treenail.log import MessageId
 from treenail.update.checks import health
 from treenail.update.decision import actions, node_state
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 from treenail.update.state.boot_trial import BootTrial
 
 log = logging.getLogger(__name__)
 
-_TRIAL_PHASES = (phases.Phase.VERIFYING, phases.Phase.ROLLING_BACK)
+_TRIAL_PHASES = (ledger_record.Phase.VERIFYING, ledger_record.Phase.ROLLING_BACK)
 
 
 class UpdateLedger:
@@ -58,7 +58,7 @@ class UpdateLedger:
 
     def enter_phase(
         self,
-        phase: phases.Phase,
+        phase: ledger_record.Phase,
         *,
         impact: UpdateImpact | None = None,
         staged_id: str | None = None,
@@ -208,9 +208,9 @@ def cancel_update(
 ) -> None:
     """Cancel the update, and drop the deployment that it staged."""
     update = ledger.update
-    if update.phase is not phases.Phase.CANCELLING or quarantine is not None:
+    if update.phase is not ledger_record.Phase.CANCELLING or quarantine is not None:
         log.info("cancelling update %s: %s", update.id, reason)
-        ledger.enter_phase(phases.Phase.CANCELLING, quarantined=quarantine)
+        ledger.enter_phase(ledger_record.Phase.CANCELLING, quarantined=quarantine)
     if update.impact is None or update.impact.needs_reboot:
         interfaces.soft_reboots.clear_soft_reboot()
         interfaces.os.drop_staged(staged_id)

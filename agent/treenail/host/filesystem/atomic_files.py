@@ -241,7 +241,10 @@ class HostFiles:
         directory = self._root.resolve_path(path)
         if self._ensure_directory(directory, mode, uid, gid, needs_fsync=needs_fsync):
             return True
-        with translate_errors("change", directory), self._open_descriptor(directory) as descriptor:
+        with (
+            translate_errors("change", directory),
+            open_descriptor(self._disk, directory) as descriptor,
+        ):
             is_change = self._set_owner_and_mode(descriptor, mode, uid, gid)
             if needs_fsync:
                 self._disk.fsync(descriptor)
@@ -287,7 +290,7 @@ class HostFiles:
                 self._remove_leftovers(directory.parent)
                 temporary = directory.parent / f"{_TEMPORARY_PREFIX}0"
                 self._disk.mkdir(temporary)
-                with self._open_descriptor(temporary) as descriptor:
+                with open_descriptor(self._disk, temporary) as descriptor:
                     self._set_owner_and_mode(descriptor, mode, uid, gid)
                     self._set_label(descriptor, directory, self._disk.fstat(descriptor))
                     if needs_fsync:
@@ -365,7 +368,7 @@ class HostFiles:
         return True
 
     def _read_content(self, path: Path, limit: int) -> bytes:
-        with self._open_descriptor(path) as descriptor:
+        with open_descriptor(self._disk, path) as descriptor:
             if not stat.S_ISREG(self._disk.fstat(descriptor).st_mode):
                 raise FileError(f"cannot read {path}: it is not a regular file")
             parts: list[bytes] = []
@@ -391,16 +394,8 @@ class HostFiles:
         return self._disk.readlink(entry)
 
     def _fsync_path(self, path: Path) -> None:
-        with translate_errors("flush", path), self._open_descriptor(path) as descriptor:
+        with translate_errors("flush", path), open_descriptor(self._disk, path) as descriptor:
             self._disk.fsync(descriptor)
-
-    @contextmanager
-    def _open_descriptor(self, path: Path) -> Iterator[int]:
-        descriptor = self._disk.open(path)
-        try:
-            yield descriptor
-        finally:
-            self._disk.close(descriptor)
 
     @contextmanager
     def _sync_file_systems(self, directories: Iterable[Path]) -> Iterator[None]:
@@ -414,12 +409,22 @@ class HostFiles:
                 with translate_errors("open", directory):
                     device = self._disk.lstat(directory).st_dev
                     if device not in file_systems:
-                        descriptor = stack.enter_context(self._open_descriptor(directory))
+                        descriptor = stack.enter_context(open_descriptor(self._disk, directory))
                         file_systems[device] = directory, descriptor
             yield
             for directory, descriptor in file_systems.values():
                 with translate_errors("flush the file system of", directory):
                     self._disk.syncfs(descriptor)
+
+
+@contextmanager
+def open_descriptor(disk: Disk, path: StrPath) -> Iterator[int]:
+    """Open a file or directory for reading, and close it afterwards."""
+    descriptor = disk.open(path)
+    try:
+        yield descriptor
+    finally:
+        disk.close(descriptor)
 
 
 @contextmanager

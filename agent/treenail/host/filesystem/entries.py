@@ -6,8 +6,8 @@
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from treenail.errors import FileError
@@ -183,7 +183,7 @@ class EntryWriter:
         """Return mode, owner and attributes of an existing file or directory."""
         with (
             atomic_files.translate_errors("inspect", path),
-            self._open_descriptor(path) as descriptor,
+            atomic_files.open_descriptor(self._disk, path) as descriptor,
         ):
             status = self._disk.fstat(descriptor)
             return DirectoryEntry(
@@ -218,7 +218,7 @@ class EntryWriter:
         mode: int,
         xattrs: Mapping[str, bytes] | None,
     ) -> None:
-        with self._open_descriptor(path) as descriptor:
+        with atomic_files.open_descriptor(self._disk, path) as descriptor:
             status = self._disk.fstat(descriptor)
             # Write only what differs: a file system may refuse even an equal value.
             self._set_owner(descriptor, status, uid, gid)
@@ -248,14 +248,6 @@ class EntryWriter:
         for name, value in xattrs.items():
             if present.get(name) != value:
                 self._disk.set_xattr(descriptor, name, value)
-
-    @contextmanager
-    def _open_descriptor(self, path: StrPath) -> Iterator[int]:
-        descriptor = self._disk.open(path)
-        try:
-            yield descriptor
-        finally:
-            self._disk.close(descriptor)
 
 
 def refuse_temporary_name(path: str) -> None:
@@ -321,12 +313,11 @@ class FsyncQueue:
 
     def fsync_path(self, path: str) -> None:
         """Flush one file or directory."""
-        with atomic_files.translate_errors("flush", path):
-            descriptor = self._disk.open(path)
-            try:
-                self._disk.fsync(descriptor)
-            finally:
-                self._disk.close(descriptor)
+        with (
+            atomic_files.translate_errors("flush", path),
+            atomic_files.open_descriptor(self._disk, path) as descriptor,
+        ):
+            self._disk.fsync(descriptor)
 
     def _sync_device(self, device: int) -> None:
         directory, descriptor = self._file_systems[device]

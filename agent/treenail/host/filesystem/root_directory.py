@@ -135,3 +135,8 @@ def strip_prefix(path: str, prefix: str) -> str:
 def add_prefix(path: str, prefix: str) -> str:
     """Turn a path below the root ``prefix`` into a real one."""
     return path if prefix == "/" else prefix + path
+
+
+def open_booted_tree(root: Root) -> Root:
+    """Return the booted deployment as its image was: with /usr/etc in place of /etc."""
+    return Root(root.prefix, has_usr_etc=root.resolve_path("/usr/etc").is_dir())

@@ -1,11 +1,15 @@
-"""Deployments, as both OS back ends report them, and the progress of a transaction."""
+"""The interface of the OS back ends: deployments, and the progress of a transaction."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from treenail import codec, sanitize
+from treenail.deployment_change import DeploymentChange
+from treenail.host.filesystem.root_directory import Root
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
 # Refspecs of ostree-ext are a scheme, a transport of containers-transports(5) and the name.
@@ -202,3 +206,58 @@ def _get_texts(properties: Mapping[str, object], key: str) -> tuple[str, ...]:
 
 
 TransactionWatch = Callable[[TransactionProgress], TransactionVerdict]
+
+
+class OSBackend(Protocol):
+    """The deployments of this machine, managed by rpm-ostree or bootc.
+
+    Every method has its own time limit and is idempotent.
+    """
+
+    @property
+    def name(self) -> str:
+        """``rpm-ostree`` or ``bootc``."""
+
+    def read_deployments(self) -> DeploymentStatus:
+        """Read the deployments from the back end, without a cache."""
+
+    def stage_deployment(self, change: DeploymentChange, *, watch: TransactionWatch) -> None:
+        """Stage the change as a locked deployment; do nothing when it is already staged.
+
+        Calls ``watch`` at least once a second; its result says whether to continue. Raises
+        `CancelledError` if it does not, also when the transaction continues without the caller.
+        """
+
+    def open_staged_tree(
+        self, staged_id: str, paths: Sequence[str]
+    ) -> AbstractContextManager[Root]:
+        """Open the tree of the staged deployment of this ID; it has at least these paths.
+
+        A path that ends with a slash is a directory with its content. Its /etc is the one of the
+        image. Raises `HostError` when it is not staged.
+        """
+
+    def wait_for_other_transaction(self, *, watch: TransactionWatch) -> bool:
+        """Wait until another program's transaction ends; return False when there is none."""
+
+    def read_finalization_error(self) -> str:
+        """Return why ostree did not finalize a deployment at the last shutdown; empty if it did."""
+
+    def drop_staged(self, staged_id: str) -> None:
+        """Drop the staged deployment of this ID and cancel our transaction that would create one.
+
+        Keeps deployments that other programs staged.
+        """
+
+    def finalize_staged(self, staged_id: str, *, is_soft: bool = False) -> None:
+        """Unlock the staged deployment of this ID, so that the next boot starts it.
+
+        rpm-ostree's FinalizeDeployment also reboots at once unless ``is_soft``. The caller requests
+        the reboot in either case.
+        """
+
+    def roll_back(self) -> None:
+        """Make the previous deployment the default of the boot loader, without a reboot."""
+
+    def release_daemon(self) -> None:
+        """Unregister from the OS daemon, so that it can exit when idle."""

@@ -160,12 +160,11 @@ class UndoLog:
     def fsync_log(self) -> None:
         """Flush the log, which another process may have written."""
         path = self._root.resolve_path(self._path)
-        with atomic_files.translate_errors("flush", path):
-            descriptor = self._disk.open(path)
-            try:
-                self._disk.fsync(descriptor)
-            finally:
-                self._disk.close(descriptor)
+        with (
+            atomic_files.translate_errors("flush", path),
+            atomic_files.open_descriptor(self._disk, path) as descriptor,
+        ):
+            self._disk.fsync(descriptor)
 
     def read_records(self) -> UndoRecords | None:
         """Read all complete records; None when there is no log."""
@@ -245,11 +244,9 @@ class UndoLog:
         return record
 
     def _fsync_directory(self) -> None:
-        descriptor = self._disk.open(self._root.resolve_path(UNDO_DIRECTORY))
-        try:
+        directory = self._root.resolve_path(UNDO_DIRECTORY)
+        with atomic_files.open_descriptor(self._disk, directory) as descriptor:
             self._disk.fsync(descriptor)
-        finally:
-            self._disk.close(descriptor)
 
     def _make_damage_error(self, cause: str) -> errors.LedgerError:
         path = self._root.resolve_path(self._path)

@@ -16,7 +16,7 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import admin, deployments, sysroot
 from treenail.host.rpmostree import client
-from treenail.host.rpmostree.transaction import (
+from treenail.host.rpmostree.client import (
     TransactionDetached,
     TransactionFinished,
     TransactionLost,

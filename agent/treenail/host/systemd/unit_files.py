@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from treenail import errors, unit_install
 from treenail.host.filesystem.atomic_files import HostFiles
@@ -21,6 +22,7 @@ SEARCH_PATH = (
     "/usr/lib/systemd/system",
     "/lib/systemd/system",
 )
+VENDOR_SEARCH_PATH = SEARCH_PATH[2:]
 PRESET_PATH = tuple(directory + "-preset" for directory in SEARCH_PATH)
 
 _MASK = "/dev/null"
@@ -329,3 +331,10 @@ class UnitFileReader:
 
 def _get_instance(unit: str) -> str:
     return unit.partition("@")[2].rpartition(".")[0]
+
+
+class UnitStateSource(Protocol):
+    """A source of unit states: `Systemd`, or `UnitFileReader` for a system that does not run."""
+
+    def read_states(self, *units: str) -> Mapping[str, str]:
+        """Return the states as ``systemctl is-enabled`` prints them; empty without a unit file."""

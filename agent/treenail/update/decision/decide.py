@@ -15,7 +15,7 @@ verify, uncordon. Two rules hold in every phase:
 from treenail.update.decision import actions, decide_boot, decide_idle, node_state, user_requests
 from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 REBOOTS_ALLOWED = 3
 """Reboots into one target before its quarantine: one may fail by a power cut."""
@@ -42,7 +42,9 @@ def decide_action(facts: node_state.Facts) -> actions.Decision:
     update = facts.record.update
     if update is None:
         return _decide_unpin(facts) or decide_idle.decide_without_update(facts)
-    if update.phase is phases.Phase.CANCELLING and (excuse := decide_idle.decide_excuse(facts)):
+    if update.phase is ledger_record.Phase.CANCELLING and (
+        excuse := decide_idle.decide_excuse(facts)
+    ):
         return excuse
     return _unpin_before_staging(facts, _decide_in_phase(facts, update))
 
@@ -51,17 +53,21 @@ def _decide_in_phase(
     facts: node_state.Facts, update: ledger_record.UpdateRecord
 ) -> actions.Decision:
     match update.phase:
-        case phases.Phase.STAGING | phases.Phase.DRAINING | phases.Phase.APPLYING:
+        case (
+            ledger_record.Phase.STAGING
+            | ledger_record.Phase.DRAINING
+            | ledger_record.Phase.APPLYING
+        ):
             return _decide_before_reboot(facts, update)
-        case phases.Phase.REBOOTING:
+        case ledger_record.Phase.REBOOTING:
             return _decide_rebooting(facts, update)
-        case phases.Phase.VERIFYING:
+        case ledger_record.Phase.VERIFYING:
             return decide_boot.decide_verification(facts, update, update.impact or UpdateImpact())
-        case phases.Phase.ROLLING_BACK:
+        case ledger_record.Phase.ROLLING_BACK:
             return decide_boot.decide_rollback(facts, update, update.impact or UpdateImpact())
-        case phases.Phase.UNCORDONING:
+        case ledger_record.Phase.UNCORDONING:
             return _decide_uncordon(facts, update, is_done=True)
-        case phases.Phase.CANCELLING:
+        case ledger_record.Phase.CANCELLING:
             return _decide_cancelling(facts, update)
 
 
@@ -71,7 +77,7 @@ def needs_deployments(facts: node_state.Facts, *, is_first: bool) -> bool:
     update, node = facts.record.update, facts.node
     if update is not None:
         may_reboot = update.impact is None or update.impact.needs_reboot
-        return may_reboot and update.phase is not phases.Phase.UNCORDONING
+        return may_reboot and update.phase is not ledger_record.Phase.UNCORDONING
     if node is None or not isinstance(node.desired, node_state.DesiredTarget):
         return False
     if is_first or facts.is_forced or decide_idle.needs_deployments_for_prestage(facts):
@@ -182,7 +188,7 @@ def _decide_while_in_service(
         return None
     if (
         facts.node is None
-        and update.phase is phases.Phase.APPLYING
+        and update.phase is ledger_record.Phase.APPLYING
         and update.boot_id == facts.boot_id
     ):
         # The drain was complete before this phase was entered, in this same boot.
@@ -224,7 +230,7 @@ def _decide_drain(
         return actions.DrainAction(
             update.target, node_state.make_drain_token(update.target.config, token)
         )
-    if handshake.requested != token or update.phase is not phases.Phase.DRAINING:
+    if handshake.requested != token or update.phase is not ledger_record.Phase.DRAINING:
         return actions.DrainAction(update.target, token)
     is_overdue = update.compute_wait(facts.moment) > facts.drain_limit_s
     return actions.WaitAction(
@@ -250,7 +256,7 @@ def _make_reboot_action(
     staged_id: str,
 ) -> actions.RebootAction:
     """Return a soft reboot for the first try only: a full one must correct a wrong soft reboot."""
-    is_counted = update.phase is phases.Phase.REBOOTING and update.boot_id == facts.boot_id
+    is_counted = update.phase is ledger_record.Phase.REBOOTING and update.boot_id == facts.boot_id
     is_first = update.reboot_count - is_counted == 0
     is_soft = (
         facts.can_soft_reboot
@@ -302,7 +308,7 @@ def _decide_after_boot(
         return refusal
     if deployments is None or os_change.is_in_effect(impact.os, deployments):
         return actions.VerifyAction(target, decide_boot.CHECKS_BEGIN)
-    if update.phase is phases.Phase.REBOOTING and ledger_record.is_soft_reboot(
+    if update.phase is ledger_record.Phase.REBOOTING and ledger_record.is_soft_reboot(
         update.boot_id, facts.boot_id
     ):
         full_reboot = _decide_full_reboot(facts, update, impact, deployments)

@@ -10,7 +10,7 @@ from treenail.update.checks import health
 from treenail.update.decision import actions, decide_idle, node_state
 from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import boot_trial, ledger_record, phases
+from treenail.update.state import boot_trial, ledger_record
 from treenail.update.steps import step_types
 
 CHECKS_BEGIN = "the health checks begin"
@@ -56,7 +56,7 @@ def is_boot_action(decision: actions.Decision, facts: node_state.Facts) -> bool:
         # The files may be restored in part: the power went while the previous boot did it.
         # The action leads to a `RestoreAction`, and the reboot comes after that.
         update = facts.record.update
-        is_begun = update is not None and update.phase is phases.Phase.ROLLING_BACK
+        is_begun = update is not None and update.phase is ledger_record.Phase.ROLLING_BACK
         impact = update.impact if update else None
         return is_begun and facts.has_undo and impact is not None and impact.os.is_empty
     return isinstance(

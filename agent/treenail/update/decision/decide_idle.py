@@ -17,7 +17,7 @@ from treenail.update.decision import actions, node_state, user_requests
 from treenail.update.drift import drift_policy
 from treenail.update.impact import os_change
 from treenail.update.impact.impact import UpdateImpact
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 
 def decide_prestage(
@@ -262,7 +262,7 @@ def needs_origin_check(record: ledger_record.LedgerRecord) -> bool:
     quarantined, update = record.quarantined, record.update
     if quarantined is None or not quarantined.is_only_check:
         return False
-    is_back = update is None or update.phase is phases.Phase.CANCELLING
+    is_back = update is None or update.phase is ledger_record.Phase.CANCELLING
     return is_back and health.is_outage_check(quarantined.check)
 
 

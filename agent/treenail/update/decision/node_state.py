@@ -4,13 +4,13 @@ The annotations name the desired target and the target to pre-stage. The value o
 is a token with which the agent requests a drain or an uncordon.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api import pullspec
 from treenail.api.node import Node
+from treenail.api.object_meta import is_object_name
 from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.errors import ConfigError
 from treenail.update.checks import health
@@ -20,9 +20,6 @@ from treenail.update.impact import os_change
 from treenail.update.state import boot_trial, ledger_record
 
 _SHOWN_CHARS = 500
-
-# A DNS subdomain of RFC 1123, which is what the API server accepts as a name.
-_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def read_prestage_target(annotations: Mapping[str, str]) -> ledger_record.Target
         pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
     except ConfigError:
         return None
-    return ledger_record.Target(config, image) if _NAME.fullmatch(config) else None
+    return ledger_record.Target(config, image) if is_object_name(config) else None
 
 
 def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
@@ -83,7 +80,7 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
             ),
             shown,
         )
-    if not _NAME.fullmatch(config):
+    if not is_object_name(config):
         return InvalidTarget(
             ConfigError(
                 f"cannot use {key.DESIRED_CONFIG}: {config!r:.300} is not the name of a "

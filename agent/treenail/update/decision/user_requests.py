@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from treenail import codec, errors
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 Json = dict[str, object]
 
@@ -41,17 +41,21 @@ def is_cancel_request(request: UserRequest | None, update: ledger_record.UpdateR
 def explain_too_late(update: ledger_record.UpdateRecord) -> str:
     """Return why the update can no longer be cancelled, as a sentence; empty while it can."""
     match update.phase:
-        case phases.Phase.STAGING | phases.Phase.DRAINING | phases.Phase.APPLYING:
+        case (
+            ledger_record.Phase.STAGING
+            | ledger_record.Phase.DRAINING
+            | ledger_record.Phase.APPLYING
+        ):
             return ""
-        case phases.Phase.REBOOTING:
+        case ledger_record.Phase.REBOOTING:
             return "the agent has already requested the reboot"
-        case phases.Phase.VERIFYING:
+        case ledger_record.Phase.VERIFYING:
             return "the node has rebooted into the target and is verifying it"
-        case phases.Phase.ROLLING_BACK:
+        case ledger_record.Phase.ROLLING_BACK:
             return "the node is already rolling back"
-        case phases.Phase.UNCORDONING:
+        case ledger_record.Phase.UNCORDONING:
             return f"the node is already at {update.target}"
-        case phases.Phase.CANCELLING:
+        case ledger_record.Phase.CANCELLING:
             return "the update is already being cancelled"
 
 
@@ -87,7 +91,7 @@ def cancel_update(
     update = record.update
     if update is None or explain_too_late(update):
         return record
-    cancelling = update.enter_phase(phases.Phase.CANCELLING, now)
+    cancelling = update.enter_phase(ledger_record.Phase.CANCELLING, now)
     return replace(record, update=cancelling, quarantined=make_cancelled_target(update))
 
 

@@ -17,7 +17,8 @@ from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.update.impact import os_change
 from treenail.update.steps import step_types
 
-CONTAINER_RUNTIME = "crio.service"
+IMAGE_SOURCE = "the image beside the config"
+"""Names the request for an image that no MachineConfig has."""
 
 
 class DisruptionLevel(IntEnum):
@@ -225,7 +226,7 @@ def _find_path_actions(
         if not isinstance(action, disruptionpolicy.SpecialPolicyAction):
             yield action, reason
             continue
-        yield disruptionpolicy.ReloadPolicyAction(CONTAINER_RUNTIME), reason
+        yield disruptionpolicy.ReloadPolicyAction(disruptionpolicy.CRIO), reason
         if not is_safe:
             yield disruptionpolicy.DrainPolicyAction(), reason
 

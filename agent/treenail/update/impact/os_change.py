@@ -7,7 +7,6 @@ from treenail import errors
 from treenail.api import machineconfig, pullspec
 from treenail.config import diff, wanted_state
 from treenail.deployment_change import DeploymentChange
-from treenail.update.impact import os_packages
 
 KERNEL_KEEPING_ASPECTS = frozenset({diff.OSAspect.IMAGE, diff.OSAspect.EXTENSIONS})
 """The aspects that can change without another kernel."""
@@ -88,15 +87,15 @@ def compute_os_change(
         old.kernel_arguments, new.kernel_arguments, booted.kernel_arguments
     )
     before, after = (
-        os_packages.list_packages(old),
-        frozenset[str]() if image else os_packages.list_packages(new),
+        wanted_state.list_packages(old),
+        frozenset[str]() if image else wanted_state.list_packages(new),
     )
     removed = frozenset[str]() if image else _list_removed_packages(new)
     new_image = _select_image(image or new.image, booted)
     install = after - set(booted.packages)
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
-        install -= before & os_packages.LATER_PACKAGES
+        install -= before & wanted_state.LATER_PACKAGES
     change = DeploymentChange(
         image=new_image,
         append_kargs=append,

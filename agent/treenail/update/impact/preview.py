@@ -26,7 +26,6 @@ from treenail.update.impact import impact, os_change
 from treenail.update.steps.step_types import ConfigStep
 
 _KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
-IMAGE_SOURCE = "the image beside the config"
 _ENABLEMENT = {None: "enabled or disabled by the presets", True: "enabled", False: "disabled"}
 
 
@@ -151,7 +150,7 @@ def preview_update(
     if change is None:
         diff = replace(diff, os=config_diff.os)
     disruption = impact.compute_disruption(diff, policy)
-    source = IMAGE_SOURCE if images[1] else ""
+    source = impact.IMAGE_SOURCE if images[1] else ""
     sources = impact.ConfigSources(diff, old.config, new.config, image_source=source)
     find_cause = sources.find_cause
     return Preview(

@@ -7,7 +7,7 @@ agent that cannot read the ledger of another version, or a damaged one, returns 
 from dataclasses import dataclass, field, replace
 
 from treenail import codec
-from treenail.update.state import boot_trial, ledger_record, phases
+from treenail.update.state import boot_trial, ledger_record
 
 Json = dict[str, object]
 
@@ -73,7 +73,7 @@ class CrashRecord:
 def derive_crash_record(update: ledger_record.UpdateRecord) -> CrashRecord:
     """Return the record of an update that has none: before its reboot, or of an older agent."""
     trial = update.boot_trial
-    is_before_boot = update.phase in {phases.Phase.APPLYING, phases.Phase.REBOOTING}
+    is_before_boot = update.phase in {ledger_record.Phase.APPLYING, ledger_record.Phase.REBOOTING}
     return CrashRecord(
         update_id=update.id,
         target=update.target,

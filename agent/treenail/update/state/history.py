@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from treenail.update.state import ledger_record, phases
+from treenail.update.state import ledger_record
 
 # The last reason of an update with more causes than the ledger keeps (`compute_impact`).
 _REST = re.compile(r"and \d+ more")
@@ -103,7 +103,7 @@ def _summarize_past(past: ledger_record.PastUpdate) -> UpdateSummary:
         origin=past.origin,
         target=past.target,
         began=past.began,
-        needs_drain=phases.Phase.DRAINING in past.phase_seconds,
+        needs_drain=ledger_record.Phase.DRAINING in past.phase_seconds,
         needs_reboot=past.reboot_count > 0,
         reasons=past.reasons,
         is_soft_reboot=past.is_soft_reboot,

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 
 from treenail import codec, errors
 from treenail.config import drift_comparison, node_paths, wanted_state
-from treenail.observations import EntryKind, PathEntry
+from treenail.observations import PathEntry
 
 Json = dict[str, object]
+OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
+OWNERSHIP_LIMIT = 64 * 1024 * 1024
+"""Bytes that the record of a config with many files may have."""
 _VERSION = 1
 
 
@@ -52,8 +55,6 @@ def from_json(document: object) -> Ownership:
             remedy="install the treenail that wrote them",
         ) from error
 
-
-ABSENT_ENTRY = PathEntry(EntryKind.NOTHING)
 
 _SSH = node_paths.AUTHORIZED_KEYS.rpartition("/")[0]
 KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
