@@ -7,9 +7,7 @@ import pytest
 from tests.contract.client import Json
 from treenail_lab.apiserver.schema.structural_schema import (
     conform_object,
-    drop_nulls,
     find_problems,
-    find_unknown_fields,
 )
 
 
@@ -97,30 +95,3 @@ def test_known_fields_below_free_ones_are_still_defaulted() -> None:
         "a": {"b": 1},
         "free": {"d": 1},
     }
-
-
-def test_nulls_that_a_schema_does_not_allow_mean_unset() -> None:
-    schema = schema_of(
-        plain={"type": "string"},
-        maybe={"type": "string", "nullable": True},
-        sure={"type": "string", "default": "yes"},
-    )
-    given = {"plain": None, "maybe": None, "sure": None, "unknown": None}
-    assert conform_object(schema, drop_nulls(schema, given)) == {"maybe": None, "sure": "yes"}
-
-
-def test_unknown_fields_are_listed_with_their_place() -> None:
-    schema = schema_of(
-        a=schema_of(b={"type": "string"}),
-        many={"type": "array", "items": schema_of(b={"type": "string"})},
-        free={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-    )
-    value = {
-        "kind": "Thing",
-        "metadata": {"name": "a"},
-        "a": {"c": 1},
-        "many": [{"b": "x"}, {"c": 1}],
-        "free": {"c": 1},
-        "junk": 1,
-    }
-    assert list(find_unknown_fields(schema, value)) == ["a.c", "many[1].c", "junk"]

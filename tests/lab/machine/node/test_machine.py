@@ -72,6 +72,13 @@ def booted(machine: LabMachine) -> str:
     return deployment.version if deployment is not None else ""
 
 
+def wait_for_start(machine: LabMachine, count: int = 1) -> bool:
+    """Wait until the agent, started so often, is ready."""
+    return machine.agent.wait_until(
+        lambda agent: agent.start_count == count and agent.is_ready, LIMIT_S
+    )
+
+
 def marked(directory: Path) -> list[str]:
     """The command lines of the processes that a machine in this directory started."""
     mark = f"TREENAIL_LAB_MACHINE={directory}/a".encode()
@@ -184,30 +191,6 @@ def test_finalize_deployment_unlocks_and_reboots(machine: LabMachine) -> None:
     assert booted(machine) == "41.2"
 
 
-def test_finalize_deployment_with_other_checksum_is_refused(machine: LabMachine) -> None:
-    def finalize(**options: tuple[str, object]) -> str:
-        (address,) = client.os("FinalizeDeployment", "(a{sv})", variants(**options))
-        success, text = run(address)
-        assert not success
-        return text
-
-    with RpmOstreeClient(machine.address) as client:
-        assert finalize(checksum=("s", B.digest)) == "No pending staged deployment found"
-        run(client.rebase(B.pull_spec))
-        assert finalize() == "Missing expected checksum"
-        text = finalize(checksum=("s", B.commit))
-        assert text == f"Expected staged base checksum {B.commit}, but found {B.digest}"
-        with machine.inhibit_shutdown("backup", "busy"):
-            text = finalize(checksum=("s", B.digest))
-        assert text == (
-            "Reboot blocked by a systemd inhibitor lock in `block` mode\n"
-            "Held by: backup\nReason: busy"
-        )
-        assert machine.is_staged_locked
-        run(client.rebase(A.pull_spec, locked=False))
-        assert finalize(checksum=("s", A.digest)) == "Staged deployment already unlocked"
-
-
 def test_rebase_after_rpm_ostree_began_reboot_is_refused(machine: LabMachine) -> None:
     # The delay lock keeps the machine up long enough to ask.
     machine.change_settings(inhibit_delay_max_s=60.0)
@@ -267,7 +250,7 @@ def test_stop_during_slow_boot_does_not_wait(directory: Path) -> None:
 
 def test_power_cut_with_suspended_processes_ends_them(directory: Path) -> None:
     with running(directory, "deaf") as machine:
-        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        wait_for_start(machine)
         with RpmOstreeClient(machine.address) as client:
             client.shown()
         with (
@@ -334,7 +317,7 @@ def test_pull_secret_of_the_kubelet_is_private(directory: Path) -> None:
 
 def test_agent_notification_sets_readiness_and_status(directory: Path) -> None:
     with running(directory, "run") as machine:
-        assert machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        assert wait_for_start(machine)
         assert (machine.agent.state, machine.agent.status) == ("active", "run none")
         machine.stop_agent()
         assert (machine.agent.state, machine.agent.pid) == ("inactive", 0)
@@ -343,11 +326,9 @@ def test_agent_notification_sets_readiness_and_status(directory: Path) -> None:
 
 def test_agent_that_is_killed_is_started_again(directory: Path) -> None:
     with running(directory, "run") as machine:
-        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        wait_for_start(machine)
         machine.kill_agent()
-        assert machine.agent.wait_until(
-            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
-        )
+        assert wait_for_start(machine, 2)
         text = f"{AGENT_UNIT}: Main process exited, code=killed, status=9"
         assert machine.read_journal({"MESSAGE": text})
 
@@ -371,24 +352,20 @@ def test_agent_that_keeps_failing_reaches_start_limit(directory: Path) -> None:
 def test_agent_without_watchdog_messages_is_restarted(directory: Path) -> None:
     behaviour = replace(QUICK, agent_watchdog_s=0.5)
     with running(directory, "mute", behaviour) as machine:
-        assert machine.agent.wait_until(
-            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
-        )
+        assert wait_for_start(machine, 2)
         assert machine.agent.status == "mute 500000"
 
 
 def test_suspended_agent_is_restarted(directory: Path) -> None:
     with running(directory, "run", replace(QUICK, agent_watchdog_s=0.5)) as machine:
-        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        wait_for_start(machine)
         with machine.hang_daemon("agent"):
-            assert machine.agent.wait_until(
-                lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
-            )
+            assert wait_for_start(machine, 2)
 
 
 def test_agent_that_ignores_sigterm_is_killed_at_the_limit(directory: Path) -> None:
     with running(directory, "deaf", replace(QUICK, agent_stop_s=0.2)) as machine:
-        machine.agent.wait_until(lambda agent: agent.is_ready, LIMIT_S)
+        wait_for_start(machine)
         machine.stop_agent()
         assert (machine.agent.state, machine.agent.pid) == ("inactive", 0)
 
@@ -397,17 +374,11 @@ def test_agent_is_started_on_request_and_by_every_boot(directory: Path) -> None:
     with running(directory, "run") as machine:
         machine.stop_agent()
         machine.start_agent()
-        assert machine.agent.wait_until(
-            lambda agent: agent.start_count == 2 and agent.is_ready, LIMIT_S
-        )
+        assert wait_for_start(machine, 2)
         machine.reboot()
-        assert machine.agent.wait_until(
-            lambda agent: agent.start_count == 3 and agent.is_ready, LIMIT_S
-        )
+        assert wait_for_start(machine, 3)
         machine.cut_power()
-        assert machine.agent.wait_until(
-            lambda agent: agent.start_count == 4 and agent.is_ready, LIMIT_S
-        )
+        assert wait_for_start(machine, 4)
 
 
 # The services

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
 from treenail_lab import images
 from treenail_lab.images import Credential, ImageCatalogue, make_image
 from treenail_lab.machine import rootfs, settings
@@ -81,46 +80,6 @@ def status(machine: Machine) -> dict[str, object]:
     return document
 
 
-def test_switch_stages_unlocked_and_status_shows_it(machine: Machine) -> None:
-    ended = machine.run("bootc", "switch", B.pull_spec)
-    assert (ended.returncode, ended.stdout.splitlines()[0]) == (
-        0,
-        f"Queued for next boot: {B.pull_spec}",
-    )
-    staged = status(machine)["staged"]
-    assert isinstance(staged, dict)
-    assert staged["image"]["imageDigest"] == B.digest
-    assert (staged["downloadOnly"], machine.sysroot.is_staged_locked()) == (False, False)
-
-
-def test_switch_to_same_image_changes_nothing(machine: Machine) -> None:
-    ended = machine.run("bootc", "switch", A.pull_spec)
-    assert (ended.returncode, ended.stdout) == (0, "Image specification is unchanged.\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("switch", "registry.lab.example/os/node@sha256:" + "0" * 64), 1, "manifest unknown"),
-        (("switch", SECRET.pull_spec), 1, "unauthorized: authentication required"),
-        (("switch", "--transport", "containers-storage", B.pull_spec), 1, "does not resolve"),
-        (("switch", "--progress-fd", "1", B.pull_spec), 2, "Cannot use fd 1 for progress JSON"),
-        (("status", "--json", "--format-version=2"), 1, "Unsupported format version: 2"),
-        (("rollback",), 1, "No rollback available"),
-        (("switch",), 2, "usage: bootc switch"),
-        (("reboot",), 2, "usage: bootc"),
-    ],
-)
-def test_failed_program_has_exit_code_and_message(
-    machine: Machine, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    ended = machine.run("bootc", *arguments)
-    assert ended.returncode == code
-    assert message in ended.stderr
-    assert code == 2 or ended.stderr.startswith("error: ")
-    assert machine.sysroot.read_staged() is None
-
-
 def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) -> None:
     booted = machine.sysroot.find_booted()
     assert booted is not None
@@ -147,26 +106,6 @@ def test_rollback_toggles_and_drops_staged_deployment(machine: Machine) -> None:
         found = status(machine)
         seen.append((found["rollbackQueued"], found["staged"]))
     assert seen == [(True, None), (False, None)]
-
-
-def is_lock_awaited(inode: int) -> bool:
-    """Return whether a process waits for the lock of a file: see proc_locks(5)."""
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any("-> OFDLCK" in line and f":{inode} " in line for line in lines)
-
-
-def test_status_waits_for_the_lock_of_the_sysroot(machine: Machine) -> None:
-    lock = machine.sysroot.acquire_lock()
-    assert lock is not None
-    inode = os.fstat(lock).st_ino
-    with subprocess.Popen(
-        [machine.program("bootc"), "status", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as waiting:  # fmt: skip
-        wait_until(lambda: is_lock_awaited(inode), limit_s=LIMIT_S)
-        os.close(lock)
-        printed, complaints = waiting.communicate(timeout=LIMIT_S)
-    assert (waiting.returncode, json.loads(printed)["kind"], complaints) == (0, "BootcHost", "")
 
 
 def test_full_progress_pipe_blocks_pull_until_read(machine: Machine, pipe: tuple[int, int]) -> None:
@@ -197,17 +136,6 @@ def test_closed_progress_pipe_does_not_stop_pull(machine: Machine, pipe: tuple[i
     )  # fmt: skip
     assert ended.returncode == 0
     assert "Broken pipe" in ended.stderr
-
-
-def test_podman_stores_image_until_removed(machine: Machine) -> None:
-    assert machine.run("podman", "pull", B.pull_spec).stdout == f"{B.digest}\n"
-    inspected = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
-    assert json.loads(inspected.stdout)[0]["Labels"]["containers.bootc"] == "1"
-    switch = ("switch", "--transport", "containers-storage", B.pull_spec)
-    assert machine.run("bootc", *switch).returncode == 0
-    assert machine.run("podman", "image", "rm", "--ignore", B.pull_spec).returncode == 0
-    gone = machine.run("podman", "image", "inspect", "--format", "json", B.pull_spec)
-    assert (gone.returncode, gone.stderr[:7]) == (125, "Error: ")
 
 
 def test_pull_without_credential_is_refused(machine: Machine) -> None:

@@ -58,81 +58,26 @@ def links(root: Path) -> dict[str, str]:
     }
 
 
-Operation = Callable[[UnitFileTree], object]
-
-STORIES: dict[str, list[tuple[list[str], Operation]]] = {
-    "enable": [
-        (
-            ["enable", "a.service"],
-            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
-        ),
-    ],
-    "enable own": [
-        (
-            ["enable", "own.service"],
-            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
-        ),
-    ],
-    "enable static": [
-        (
-            ["enable", "s.service"],
-            lambda f: f.enable_units(["s.service"], runtime=False, force=False),
-        ),
-    ],
-    "enable instance": [
-        (
-            ["enable", "t@two.service"],
-            lambda f: f.enable_units(["t@two.service"], runtime=False, force=False),
-        ),
-    ],
-    "enable template": [
-        (
-            ["enable", "t@.service"],
-            lambda f: f.enable_units(["t@.service"], runtime=False, force=False),
-        ),
-    ],
-    "enable then disable": [
-        (
-            ["enable", "a.service"],
-            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
-        ),
-        (["disable", "a.service"], lambda f: f.disable_units(["a.service"], runtime=False)),
-    ],
-    "disable one of two": [
-        (
-            ["enable", "a.service"],
-            lambda f: f.enable_units(["a.service"], runtime=False, force=False),
-        ),
-        (
-            ["enable", "own.service"],
-            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
-        ),
-        (["disable", "own.service"], lambda f: f.disable_units(["own.service"], runtime=False)),
-    ],
-    "mask": [
-        (["mask", "s.service"], lambda f: f.mask_units(["s.service"], runtime=False, force=False)),
-    ],
-    "mask what is not there": [
-        (
-            ["mask", "no.service"],
-            lambda f: f.mask_units(["no.service"], runtime=False, force=False),
-        ),
-    ],
-    "mask then unmask": [
-        (["mask", "a.service"], lambda f: f.mask_units(["a.service"], runtime=False, force=False)),
-        (["unmask", "a.service"], lambda f: f.unmask_units(["a.service"], runtime=False)),
-    ],
-    "preset": [
-        (
-            ["enable", "own.service"],
-            lambda f: f.enable_units(["own.service"], runtime=False, force=False),
-        ),
-        (
-            ["preset", "own.service", "a.service"],
-            lambda f: f.preset_units(["own.service", "a.service"], runtime=False, force=False),
-        ),
-    ],
+STORIES = {
+    "enable": ["enable a.service"],
+    "enable own": ["enable own.service"],
+    "enable static": ["enable s.service"],
+    "enable instance": ["enable t@two.service"],
+    "enable template": ["enable t@.service"],
+    "enable then disable": ["enable a.service", "disable a.service"],
+    "disable one of two": ["enable a.service", "enable own.service", "disable own.service"],
+    "mask": ["mask s.service"],
+    "mask what is not there": ["mask no.service"],
+    "mask then unmask": ["mask a.service", "unmask a.service"],
+    "preset": ["enable own.service", "preset own.service a.service"],
 }
+"""Commands of systemctl."""
+
+
+def run_command(files: UnitFileTree, verb: str, *names: str) -> object:
+    operation = getattr(files, f"{verb}_units")
+    force = {} if verb in ("disable", "unmask") else {"force": False}
+    return operation(list(names), runtime=False, **force)
 
 
 @pytest.mark.process
@@ -142,9 +87,9 @@ def test_enable_makes_links_and_states_of_systemctl(root: Path, tmp_path: Path, 
     reference = tmp_path / "reference"
     shutil.copytree(root, reference)
     files = UnitFileTree(root)
-    for arguments, operation in STORIES[story]:
-        systemctl(reference, *arguments)
-        operation(files)
+    for command in STORIES[story]:
+        systemctl(reference, *command.split())
+        run_command(files, *command.split())
     assert links(root) == links(reference)
     for name in ("a.service", "aa.service", "b.socket", "s.service", "own.service"):
         expected = systemctl(reference, "is-enabled", name).strip()
@@ -170,14 +115,14 @@ def state(files: UnitFileTree, name: str) -> str:
         return ""
 
 
-def refused(operation: Callable[[], object]) -> str:
+def refused(operation: Callable[..., object], *arguments: object, **options: object) -> str:
     with pytest.raises(MethodError) as refusal:
-        operation()
+        operation(*arguments, **options)
     return refusal.value.name
 
 
 def test_changes_are_reported_with_paths_inside_machine(root: Path) -> None:
-    done = UnitFileTree(root).enable_units(["own.service"], runtime=False, force=False)
+    done = run_command(UnitFileTree(root), "enable", "own.service")
     link = "/etc/systemd/system/multi-user.target.requires/own.service"
     assert done.changes == [("symlink", link, "/etc/systemd/system/own.service")]
     assert done.has_install_info
@@ -185,42 +130,42 @@ def test_changes_are_reported_with_paths_inside_machine(root: Path) -> None:
 
 def test_enabling_twice_changes_nothing_the_second_time(root: Path) -> None:
     files = UnitFileTree(root)
-    files.enable_units(["a.service"], runtime=False, force=False)
-    assert files.enable_units(["a.service"], runtime=False, force=False).changes == []
+    run_command(files, "enable", "a.service")
+    assert run_command(files, "enable", "a.service").changes == []
 
 
 def test_unit_without_install_section_is_reported(root: Path) -> None:
-    done = UnitFileTree(root).enable_units(["s.service"], runtime=False, force=False)
+    done = run_command(UnitFileTree(root), "enable", "s.service")
     assert (done.changes, done.has_install_info) == ([], False)
 
 
 def test_operation_on_missing_unit_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
-    assert refused(lambda: files.read_state("no.service")) == FILE_NOT_FOUND
-    enable = refused(lambda: files.enable_units(["no.service"], runtime=False, force=False))
-    disable = refused(lambda: files.disable_units(["no.service"], runtime=False))
-    preset = refused(lambda: files.preset_units(["no.service"], runtime=False, force=False))
+    assert refused(files.read_state, "no.service") == FILE_NOT_FOUND
+    enable = refused(run_command, files, "enable", "no.service")
+    disable = refused(run_command, files, "disable", "no.service")
+    preset = refused(run_command, files, "preset", "no.service")
     assert (enable, disable, preset) == (NO_SUCH_UNIT,) * 3
 
 
 def test_mask_of_unit_with_file_in_etc_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
     for force in (False, True):
-        name = refused(lambda f=force: files.mask_units(["own.service"], runtime=False, force=f))  # type: ignore[misc]
+        name = refused(files.mask_units, ["own.service"], runtime=False, force=force)
         assert name == UNIT_EXISTS
 
 
 def test_enable_of_masked_unit_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
-    files.mask_units(["a.service"], runtime=False, force=False)
-    enable = refused(lambda: files.enable_units(["a.service"], runtime=False, force=False))
+    run_command(files, "mask", "a.service")
+    enable = refused(run_command, files, "enable", "a.service")
     assert enable == UNIT_MASKED
 
 
 def test_enable_of_alias_is_refused(root: Path) -> None:
     files = UnitFileTree(root)
-    files.enable_units(["a.service"], runtime=False, force=False)
-    enable = refused(lambda: files.enable_units(["aa.service"], runtime=False, force=False))
+    run_command(files, "enable", "a.service")
+    enable = refused(run_command, files, "enable", "aa.service")
     assert enable == UNIT_LINKED
 
 
@@ -228,7 +173,7 @@ def test_enable_over_foreign_link_needs_force(root: Path) -> None:
     link = root / "etc/systemd/system/aa.service"
     link.symlink_to("/usr/lib/systemd/system/s.service")
     files = UnitFileTree(root)
-    enable = refused(lambda: files.enable_units(["a.service"], runtime=False, force=False))
+    enable = refused(run_command, files, "enable", "a.service")
     assert enable == UNIT_EXISTS
     files.enable_units(["a.service"], runtime=False, force=True)
     assert str(link.readlink()) == "/usr/lib/systemd/system/a.service"
@@ -251,6 +196,6 @@ def test_drop_in_with_wanted_by_is_honoured(root: Path) -> None:
 
 def test_wanted_units_are_those_that_start_at_boot(root: Path) -> None:
     files = UnitFileTree(root)
-    files.enable_units(["a.service", "own.service"], runtime=False, force=False)
-    files.mask_units(["b.socket"], runtime=False, force=False)
+    run_command(files, "enable", "a.service", "own.service")
+    run_command(files, "mask", "b.socket")
     assert files.list_wanted() == ["a.service", "own.service"]
