@@ -65,9 +65,7 @@ def test_config_is_parsed_with_every_field() -> None:
 def test_architecture_without_entry_takes_that_of_no_architecture() -> None:
     found = MachineOSConfig.from_json(CONFIG)
     arm, other = found.find_containerfile("ARM64"), found.find_containerfile("S390X")
-    assert arm is not None
     assert arm.content.endswith("RUN arm")
-    assert other is not None
     assert other.architecture == "NoArch"
     assert MachineOSConfig.from_json({}).find_containerfile("AMD64") is None
 

@@ -44,7 +44,6 @@ def push_base(
     layout.create()
     write_base_image(layout, "base", sizes=sizes)
     image = layout.read_named("base")
-    assert image is not None
     with open_client(registry) as client:
         upload_image(client, BASE_REPOSITORY, layout, image, FetchOutput())
         client.put_manifest(BASE_REPOSITORY, "1", image.media_type, image.content)

@@ -88,7 +88,6 @@ def test_packages_of_rpm_equal_the_answer_of_rpm(database: Path, tmp_path: Path)
         }
     )
     found = read_packages(tree, tmp_path)
-    assert found is not None
     assert found.distribution == "fedora"
     answer = run_rpm(
         "rpm", "--query", "--all", f"--dbpath={database.parent}",

@@ -210,7 +210,6 @@ def test_rendered_configs_of_real_cluster_are_read() -> None:
     for path in rendered():
         config = MachineConfig.from_json(documents.load_document(path.read_text(), where=path.name))
         found = read_wanted_state(config)
-        assert config.config is not None
         storage = config.config["storage"]
         assert isinstance(storage, dict)
         assert list(found.files) == [entry["path"] for entry in storage["files"]]

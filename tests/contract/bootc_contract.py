@@ -78,15 +78,12 @@ class BootcContract(OperatingSystemContract):
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "stage", THERE.pull_spec, PULL_UNIT)
         run = machine.units().find_run(PULL_UNIT)
-        assert run is not None
         assert run.is_running
         transaction = machine.os().read_deployments().transaction
-        assert transaction is not None
         assert transaction.method == f"treenail: pull {THERE.pull_spec}"
         machine.change(QUICK)
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         again = machine.units().find_run(PULL_UNIT)
-        assert again is not None
         assert (again.invocation, again.is_done) == (run.invocation, True)
 
     def test_switch_of_killed_agent_continues_and_is_joined(self, machine: BootcMachine) -> None:
@@ -94,17 +91,13 @@ class BootcContract(OperatingSystemContract):
         machine.change(replace(QUICK, pull_bytes_per_s=100_000))
         self.killed_at_work(machine, "finalize", THERE.digest, SWITCH_UNIT)
         run = machine.units().find_run(SWITCH_UNIT)
-        assert run is not None
         assert run.is_running
         during = machine.os().read_deployments()
-        assert during.transaction is not None
         assert during.transaction.method == f"treenail: switch to {THERE.pull_spec}"
-        assert during.booted is not None
         assert during.booted.digest == HERE.digest
         machine.change(QUICK)
         machine.os().finalize_staged(THERE.digest)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         assert (staged.digest, staged.is_locked) == (THERE.digest, False)
 
     def at_there(self, machine: BootcMachine) -> None:
@@ -127,7 +120,6 @@ class BootcContract(OperatingSystemContract):
         machine.change(replace(QUICK, staging_s=300.0))
         self.killed_at_work(machine, "roll back", "", ROLLBACK_UNIT)
         run = machine.units().find_run(ROLLBACK_UNIT)
-        assert run is not None
         assert run.is_running
         machine.change(QUICK)
         machine.os().roll_back()
@@ -153,7 +145,6 @@ class BootcContract(OperatingSystemContract):
 
     def test_drop_removes_image_that_boot_loader_gave_up(self, machine: BootcMachine) -> None:
         here = machine.sysroot.find_booted()
-        assert here is not None
         there = make_deployment(THERE, THERE.pull_spec, here.kernel_arguments)
         machine.sysroot.write_deployments((there, here))
         machine.sysroot.boot_deployment(1)
@@ -191,7 +182,6 @@ class BootcContract(OperatingSystemContract):
             )
             machine.os().finalize_staged(THERE.digest)
             staged = machine.os().read_deployments().staged
-            assert staged is not None
             assert (staged.digest, staged.is_locked) == (THERE.digest, False)
             machine.os().drop_staged(THERE.digest)
             machine.os().stage_deployment(TO_THERE, watch=go_on)
@@ -203,7 +193,6 @@ class BootcContract(OperatingSystemContract):
             )
         machine.os().stage_deployment(TO_THERE, watch=go_on)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         assert staged.digest == THERE.digest
 
     def test_deployed_image_is_not_locked(self, machine: BootcMachine) -> None:
@@ -223,7 +212,6 @@ class BootcContract(OperatingSystemContract):
         )
         assert caught.value.remedy == "free space in /sysroot and /boot"
         staged = bootc.read_deployments().staged
-        assert staged is not None
         assert staged.is_locked
 
     def test_image_staged_instead_of_the_requested_one_is_dropped(
@@ -242,7 +230,6 @@ class BootcContract(OperatingSystemContract):
         machine.change(QUICK)
         bootc.finalize_staged(THERE.digest)
         staged = bootc.read_deployments().staged
-        assert staged is not None
         assert (staged.digest, staged.is_locked) == (THERE.digest, False)
 
     def staged_wrong_image_after_kill(self, machine: BootcMachine) -> None:
@@ -265,7 +252,6 @@ class BootcContract(OperatingSystemContract):
         machine.change(QUICK)
         machine.os().finalize_staged(THERE.digest)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         assert (staged.digest, staged.is_locked) == (THERE.digest, False)
 
     def test_drop_removes_wrong_image_of_killed_agent_and_no_other(
@@ -280,7 +266,6 @@ class BootcContract(OperatingSystemContract):
         )
         machine.os().drop_staged(THERE.digest)
         staged = machine.sysroot.read_staged()
-        assert staged is not None
         assert staged.digest == BAD_AT_BOOT.digest
 
     def test_switch_without_progress_is_stopped(self, machine: BootcMachine) -> None:
@@ -291,7 +276,6 @@ class BootcContract(OperatingSystemContract):
             hurried.finalize_staged(THERE.digest)
         assert machine.units().find_run(SWITCH_UNIT) is None
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         assert staged.is_locked
 
     def test_stage_of_image_without_digest_is_refused(self, machine: BootcMachine) -> None:
@@ -331,12 +315,10 @@ class BootcContract(OperatingSystemContract):
         bootc = machine.os()
         bootc.stage_deployment(TO_THERE, watch=go_on)
         staged = bootc.read_deployments().staged
-        assert staged is not None
         assert staged.labels["machineconfig"] == "rendered-worker-2"
         bootc.finalize_staged(THERE.digest)
         machine.reboot()
         booted = machine.os().read_deployments().booted
-        assert booted is not None
         assert booted.labels == staged.labels
 
     @pytest.mark.parametrize(
@@ -391,7 +373,6 @@ class BootcContract(OperatingSystemContract):
         bootc.stage_deployment(TO_THERE, watch=go_on)
         bootc.finalize_staged(THERE.digest)
         staged = machine.sysroot.read_staged()
-        assert staged is not None
         assert staged.refspec == f"ostree-image-signed:containers-storage:{THERE.pull_spec}"
         assert bootc.read_deployments().in_boot_order[0].image == THERE.pull_spec
 
@@ -410,7 +391,6 @@ class BootcContract(OperatingSystemContract):
         bootc.stage_deployment(TO_THERE, watch=go_on)
         bootc.finalize_staged(THERE.digest)
         staged = machine.sysroot.read_staged()
-        assert staged is not None
         assert staged.refspec == f"ostree-unverified-image:containers-storage:{THERE.pull_spec}"
 
     def test_stage_with_image_of_another_is_refused(self, machine: BootcMachine) -> None:

@@ -43,8 +43,7 @@ class BootcHost(Protocol):
 
 def read_document(host: BootcHost) -> Json:
     """Return what ``bootc status`` prints."""
-    document: Json = json.loads(host.sh("bootc status --json --format-version=1").stdout)
-    return document
+    return json.loads(host.sh("bootc status --json --format-version=1").stdout)
 
 
 def digest(pull_spec: str) -> str:

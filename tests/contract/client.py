@@ -44,8 +44,7 @@ class Answer:
 
     @property
     def metadata(self) -> Json:
-        found: Json = self.body["metadata"]
-        return found
+        return self.body["metadata"]
 
     def ok(self) -> Json:
         """Body of a successful response."""

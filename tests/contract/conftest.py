@@ -39,8 +39,7 @@ def lab_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """The server, as one who may do everything."""
     if request.param == "lab":
-        found: Cluster = request.getfixturevalue("lab_cluster")
-        return found
+        return request.getfixturevalue("lab_cluster")
     return Cluster.of_kubeconfig(Path(KUBECONFIG))
 
 

@@ -29,21 +29,18 @@ class OperatingSystemContract:
             f"{digest(images.there)} staged locked",
             f"{digest(images.here)} booted",
         ]
-        assert first.staged is not None
         assert first.staged.image == images.there
 
     def test_reboot_with_locked_image_boots_the_current_one(self, machine: OsMachine) -> None:
         machine.os().stage_deployment(machine.images.to_there, watch=go_on)
         machine.reboot()
         booted = machine.os().read_deployments().booted
-        assert booted is not None
         assert booted.digest == digest(machine.images.here)
 
     def test_reboot_after_finalize_boots_the_image(self, machine: OsMachine) -> None:
         os, images = machine.os(), machine.images
         os.stage_deployment(images.to_there, watch=go_on)
         staged = os.read_deployments().staged
-        assert staged is not None
         os.finalize_staged(staged.id)
         assert [each.is_locked for each in os.read_deployments().in_boot_order] == [False, False]
         machine.reboot()
@@ -52,7 +49,6 @@ class OperatingSystemContract:
     def test_finalize_twice_changes_nothing(self, machine: OsMachine) -> None:
         machine.os().stage_deployment(machine.images.to_there, watch=go_on)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         machine.os().finalize_staged(staged.id)
         first = machine.os().read_deployments()
         machine.os().finalize_staged(staged.id)
@@ -85,7 +81,6 @@ class OperatingSystemContract:
             pytest.skip("a tree in a virtual machine cannot be opened here")
         os.stage_deployment(machine.images.to_there, watch=go_on)
         staged = os.read_deployments().staged
-        assert staged is not None
         paths = ["/etc/systemd/system/", "/etc/no-such-file"]
         with os.open_staged_tree(staged.id, paths) as tree:
             assert tree.resolve_path("/etc/systemd/system").is_dir()
@@ -98,14 +93,12 @@ class OperatingSystemContract:
         images = machine.images
         machine.os().stage_deployment(images.to_there, watch=go_on)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         machine.os().finalize_staged(staged.id)
         machine.reboot()
         for _ in range(2):
             machine.os().roll_back()
         machine.reboot()
         booted = machine.os().read_deployments().booted
-        assert booted is not None
         assert booted.digest == digest(images.here)
 
     def test_roll_back_of_first_image_is_refused(self, machine: OsMachine) -> None:
@@ -125,17 +118,14 @@ class OperatingSystemContract:
         machine.os().stage_deployment(change, watch=go_on)
         machine.os().stage_deployment(change, watch=go_on)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         assert (staged.is_locked, staged.has_image(digest(images.listed))) == (True, True)
         for _ in range(2):
             machine.os().finalize_staged(staged.id)
         armed = machine.os().read_deployments().staged
-        assert armed is not None
         assert (armed.id, armed.is_locked) == (staged.id, False)
         machine.reboot()
         machine.os().stage_deployment(change, watch=go_on)
         found = machine.os().read_deployments()
-        assert found.booted is not None
         assert found.staged is None
         assert found.booted.digest == images.listed_manifest
         assert found.booted.list_digest == digest(images.listed)
@@ -146,7 +136,6 @@ class OperatingSystemContract:
             pytest.skip("no manifest list to stage")
         machine.os().stage_deployment(DeploymentChange(image=images.listed), watch=go_on)
         staged = machine.os().read_deployments().staged
-        assert staged is not None
         machine.os().drop_staged(staged.id)
         assert digests(machine.os()) == [f"{digest(images.here)} booted"]
 

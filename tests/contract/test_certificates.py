@@ -193,8 +193,7 @@ def test_approval_needs_a_rule_for_the_signer(
     body = found | {"status": {"conditions": [{"type": "Approved", "status": "True"}]}}
 
     def approve() -> str:
-        message: str = approver.put(f"{REQUESTS}/{name}/approval", body).body.get("message", "")
-        return message
+        return approver.put(f"{REQUESTS}/{name}/approval", body).body.get("message", "")
 
     wait_until(lambda: "not permitted to approve requests with signerName" in approve())
     rules = {"rules": [requests, signers]}
@@ -270,8 +269,7 @@ def test_approved_request_is_signed(machines: Machines, bootstrapper: Cluster) -
 
     def read_certificate() -> str:
         found = machines.cluster.get(f"{REQUESTS}/{name}").ok()["status"]
-        certificate: str = found.get("certificate", "")
-        return certificate
+        return found.get("certificate", "")
 
     signed = x509.load_pem_x509_certificate(
         base64.b64decode(wait_until(read_certificate, limit_s=LIMIT_S))

@@ -53,8 +53,7 @@ def create(space: Space, name: str, **spec: Any) -> Json:
 
 def pods(space: Space, name: str) -> list[Json]:
     selector = f"batch.kubernetes.io/job-name={name}"
-    found: list[Json] = space.cluster.get(space.at("pods"), labelSelector=selector).ok()["items"]
-    return found
+    return space.cluster.get(space.at("pods"), labelSelector=selector).ok()["items"]
 
 
 def wait_pod(space: Space, name: str, *, but: Json | None = None) -> Json:
@@ -69,8 +68,7 @@ def wait_pod(space: Space, name: str, *, but: Json | None = None) -> Json:
 
 
 def read(space: Space, name: str) -> Json:
-    found: Json = space.cluster.get(space.at("jobs", name, group=BATCH)).ok()
-    return found
+    return space.cluster.get(space.at("jobs", name, group=BATCH)).ok()
 
 
 def conditions(space: Space, name: str) -> dict[str, tuple[str, str]]:

@@ -110,8 +110,7 @@ def test_strategic_patch_merges_conditions_by_type(space: Space) -> None:
 
 
 def _conditions(obj: Json) -> list[Json]:
-    found: list[Json] = obj["status"]["conditions"]
-    return found
+    return obj["status"]["conditions"]
 
 
 def test_strategic_patch_places_additions_first(space: Space) -> None:

@@ -23,8 +23,7 @@ def first(events: Iterator[Json], count: int) -> list[tuple[str, str]]:
 
 def version_of(space: Space) -> str:
     listed = space.cluster.get(space.at("configmaps")).ok()
-    version: str = listed["metadata"]["resourceVersion"]
-    return version
+    return listed["metadata"]["resourceVersion"]
 
 
 def test_watch_reports_changes_after_a_version(space: Space) -> None:

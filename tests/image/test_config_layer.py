@@ -69,7 +69,6 @@ def read_entry(layer: ConfigLayer, path: str) -> bytes:
     tree = io.BytesIO(gzip.decompress(layer.tar_gz))
     with tarfile.open(fileobj=tree) as archive:
         file = archive.extractfile(path.removeprefix("/"))
-        assert file is not None
         return file.read()
 
 
@@ -93,7 +92,6 @@ def extract(layer: ConfigLayer, tree: Path) -> None:
                 place.symlink_to(entry.linkname)
                 continue
             content = archive.extractfile(entry)
-            assert content is not None
             place.write_bytes(content.read())
             os.chown(place, entry.uid, entry.gid)
             place.chmod(entry.mode)

@@ -20,8 +20,7 @@ def make_document(packages: PackageList) -> dict[str, list[dict[str, object]]]:
         version="0.1.0",
         created="2026-01-01T00:00:00Z",
     )
-    found: dict[str, list[dict[str, object]]] = json.loads(content)
-    return found
+    return json.loads(content)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def create_rendered_pool(client: Client, install: InstallSite) -> Json:
     pool = next(each for each in rendered if each.pool.name == "master")
     client.create(MACHINECONFIGS, pool.rendered.config.to_json())
     document = {name: value for name, value in pool.document.items() if name != "status"}
-    created: Json = client.create(MACHINECONFIGPOOLS, document)
-    return created
+    return client.create(MACHINECONFIGPOOLS, document)
 
 
 def create_manifests(client: Client, install: InstallSite) -> None:
@@ -41,8 +40,7 @@ def create_manifests(client: Client, install: InstallSite) -> None:
 def create_image_config(client: Client, install: InstallSite) -> Json:
     manifests = read_install_manifests(install.root)
     (manifest,) = manifests.list_kind(MACHINEOSCONFIGS.kind)
-    created: Json = client.create(MACHINEOSCONFIGS, manifest.document)
-    return created
+    return client.create(MACHINEOSCONFIGS, manifest.document)
 
 
 def adopt_build(client: Client, install: InstallSite) -> None:

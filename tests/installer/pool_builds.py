@@ -171,11 +171,9 @@ class InstallSite:
 
     def read_report(self, attempt: int = 1) -> Document:
         path = self.directory.get_build_logs("master", attempt) / "report.json"
-        found: Document = json.loads(path.read_text())
-        return found
+        return json.loads(path.read_text())
 
     def read_object(self) -> Document:
         """Return the MachineOSBuild."""
         path = self.directory.cluster_objects / "machineosbuild-master.json"
-        found: Document = json.loads(path.read_text())
-        return found
+        return json.loads(path.read_text())

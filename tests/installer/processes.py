@@ -65,8 +65,7 @@ class Bootstrapping:
         return (self.root / ".treenail" / "ca.crt").read_bytes()
 
     def read_status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / ".treenail/status.json").read_text())
-        return found
+        return json.loads((self.root / ".treenail/status.json").read_text())
 
     def wait_for_status(self, **expected: object) -> dict[str, Any]:
         """Wait until the status has these values; return it."""

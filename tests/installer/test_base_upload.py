@@ -42,7 +42,6 @@ def test_push_after_the_upload_finds_all_blobs(
     directories: BuildDirectories, tmp_path: Path
 ) -> None:
     image = ImageLayout(directories.layout).read_named("image-0")
-    assert image is not None
     with make_registry(tmp_path / "cluster") as registry:
         with (
             open_client(registry, is_push=True) as client,

@@ -188,7 +188,6 @@ def test_kill_of_installation_ends_both_processes(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
     ) as process:
-        assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
         process.kill()
     assert len(pids) == 2

@@ -77,8 +77,7 @@ def read_files(config: dict[str, Any]) -> dict[str, bytes]:
 
 
 def read_image(process: Bootstrapping) -> str:
-    image: str = process.read_status()["pools"]["master"]["image"]
-    return image
+    return process.read_status()["pools"]["master"]["image"]
 
 
 def has_image(files: dict[str, bytes], reference: str) -> bool:
@@ -226,7 +225,6 @@ def test_handover_ends_the_registry_and_late_machines_need_no_mirror(
         )
         client = Client(transport)
         published = wait_until(lambda: read_handover(client), limit_s=LIMIT_S)
-        assert published is not None
         (found,) = published.images
         assert found.final_image == image
         kinds = [str(each["kind"]) for each in published.objects]

@@ -48,7 +48,6 @@ def test_documents_of_both_directories_are_read_with_file_and_line(tmp_path: Pat
     write_manifest(tmp_path, "manifests/pull-secret", secret)
     found = read_install_manifests(tmp_path)
     pool = found.find("MachineConfigPool", "worker")
-    assert pool is not None
     assert pool.location == "manifests/a.yaml, line 6"
     assert list(found.configs) == ["10-a"]
     assert found.find("Secret", "a", "x") is not None
@@ -73,7 +72,6 @@ def test_pool_of_the_user_replaces_a_built_in_pool(tmp_path: Path, names: tuple[
     found = read_install_manifests(tmp_path)
     assert found.pools["worker"].max_unavailable == 3
     pool = found.find("MachineConfigPool", "worker")
-    assert pool is not None
     assert pool.file == f"manifests/{names[1]}"
 
 

@@ -37,7 +37,6 @@ def test_state_of_a_new_process_is_that_of_the_old_one(tmp_path: Path) -> None:
     assert second.record == first.record
     assert second.id == first.id
     found = second.find_step("build:master")
-    assert found is not None
     assert (found.state, found.reason, found.remedy) == (
         StepState.FAILED,
         "cannot build",

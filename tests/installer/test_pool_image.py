@@ -31,7 +31,6 @@ def test_image_with_config_alone_is_pushed_under_its_final_name(
             found = client.head_manifest("os/node", image.digest)
             assert found is not None
             tagged = client.head_manifest("os/node", image.build_name)
-            assert tagged is not None
             assert tagged.digest == image.digest
     assert image.pull_spec == f"{FINAL}/os/node@{image.digest}"
     build = MachineOSBuild.from_json(site.read_object())
@@ -94,7 +93,6 @@ def test_base_by_tag_is_resolved_once_and_recorded_for_the_cluster(
         assert site.build(registry) == image
     build = MachineOSBuild.from_json(site.read_object())
     record = decode_base_record(build.metadata.annotations["treenail.io/resolved-base"])
-    assert record is not None
     assert (record.tag, record.image) == (
         site.base_annotation, f"{lab_registry.host}/os/base@{digest}",
     )  # fmt: skip

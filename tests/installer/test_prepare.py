@@ -104,7 +104,6 @@ def test_prepare_writes_manifests_and_removes_the_field(root: Path) -> None:
     assert (root / GENERATED).stat().st_mode & 0o777 == 0o600
     found = read_install_manifests(root)
     assert sorted(found.pools) == ["master", "worker"]
-    assert found.settings is not None
     assert found.settings.workers is WorkerMode.FOLLOW
     master = found.image_configs["master"]
     assert master.containerfiles[0].content == CONTAINERFILE
@@ -112,7 +111,6 @@ def test_prepare_writes_manifests_and_removes_the_field(root: Path) -> None:
     assert found.image_configs["worker"].containerfiles == ()
     assert found.find("Namespace", "treenail") is not None
     push = found.find("Secret", "treenail-install-push", "treenail")
-    assert push is not None
     text = base64.b64decode(push.document["data"][".dockerconfigjson"]).decode()  # type: ignore[index]
     assert "registry.example.com" in text
     assert "quay.io" not in text
@@ -187,7 +185,6 @@ def test_own_install_config_is_kept_and_has_pools_of_kubeadm(root: Path) -> None
     assert not any("how many machines" in each for each in prepare(root))
     assert own.read_text() == text
     selector = read_install_manifests(root).pools["master"].node_selector
-    assert selector is not None
     assert selector.matches({"node-role.kubernetes.io/control-plane": ""})
     assert len(prepare(root)) == 1
     own.write_text(FIELD + TAIL)
@@ -241,7 +238,6 @@ def test_image_config_of_the_user_takes_precedence(root: Path) -> None:
     found = read_install_manifests(root)
     assert found.image_configs["master"].push_secret == "push"
     manifest = found.find("MachineOSConfig", "master")
-    assert manifest is not None
     assert manifest.file == "manifests/mine.yaml"
 
 
@@ -287,7 +283,6 @@ def test_secrets_of_the_user_take_precedence(root: Path) -> None:
     found = read_install_manifests(root)
     for name in names:
         secret = found.find("Secret", name, "treenail")
-        assert secret is not None
         assert secret.file == "manifests/mine.yaml"
     assert found.image_configs["master"].base_pull_secret == names[1]
 

@@ -134,7 +134,6 @@ def test_step_is_recorded_before_it_begins(world: World) -> None:
     assert not (world.root / "render.out").exists()
     state = InstallState(world.directory, InstallFiles(), world.clock)
     found = state.find_step("render")
-    assert found is not None
     assert (found.state, found.inputs) == (StepState.RUNNING, {"pools": "1"})
 
 
@@ -148,7 +147,6 @@ def test_failure_is_recorded_with_its_remedy(world: World) -> None:
     with pytest.raises(ConfigError):
         InstallStepRunner(state, world.observed, world.clock).run_step(step)
     found = InstallState(world.directory, InstallFiles(), world.clock).find_step("build")
-    assert found is not None
     assert (found.state, found.remedy) == (StepState.FAILED, "fix the Containerfile")
     assert world.observed.seen[-1] == "fail build: cannot build the image"
     fixed = FileStep(world.directory, "build", {}, Fuse())

@@ -72,8 +72,7 @@ class Response:
 
     @property
     def json(self) -> Json:
-        found: Json = json.loads(self.body)
-        return found
+        return json.loads(self.body)
 
 
 @dataclass(frozen=True, slots=True)

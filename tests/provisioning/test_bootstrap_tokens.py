@@ -88,7 +88,6 @@ def test_each_access_token_has_one_bootstrap_token(cluster: TokenCluster) -> Non
     assert other.issue(token, record, "10.0.0.1") == kubeconfig
     assert len(first.make_placeholder()) == len(kubeconfig)
     fields = read_secret(cluster, record)
-    assert fields is not None
     (user,) = json.loads(kubeconfig)["users"]
     assert user["user"]["token"] == f"{record.name}.{fields['token-secret']}"
     assert fields["expiration"] == format_rfc3339(cluster.clock.now() + 3600)
@@ -108,7 +107,6 @@ def test_each_machine_of_an_access_token_has_its_own_bootstrap_token(
     assert sorted(found) == sorted(list_identities(with_uses(record, A, "10.0.0.6")))
     for identity, kubeconfig in found.items():
         fields = read_secret(cluster, record, identity)
-        assert fields is not None
         assert f"{identity}.{fields['token-secret']}".encode() in kubeconfig
         assert f"system:bootstrappers:treenail-token:{record.name}" in fields["auth-extra-groups"]
         assert len(first.make_placeholder()) == len(kubeconfig)
@@ -130,7 +128,6 @@ def test_later_use_extends_the_lifetime(cluster: TokenCluster) -> None:
     cluster.clock.move(1800)
     credentials.issue(token, record, "10.0.0.1")
     fields = read_secret(cluster, record)
-    assert fields is not None
     assert fields["expiration"] == format_rfc3339(cluster.clock.now() + 3600)
 
 
@@ -143,7 +140,6 @@ def test_token_waits_for_the_api_server(cluster: TokenCluster) -> None:
     assert read_secret(cluster, record) is None
     credentials.create_pending({record.name})
     fields = read_secret(cluster, record)
-    assert fields is not None
     assert fields["token-secret"].encode() in kubeconfig
 
 

@@ -40,8 +40,7 @@ def read_inputs(
 
 
 def load(document: ServedDocument, kubeconfig: bytes | None = None) -> Json:
-    found: Json = json.loads(document.format_body(kubeconfig))
-    return found
+    return json.loads(document.format_body(kubeconfig))
 
 
 def contents_of(config: Json, path: str) -> bytes:
@@ -54,8 +53,7 @@ def paths_of(config: Json) -> list[str]:
 
 
 def encapsulated_of(config: Json) -> Json:
-    found: Json = json.loads(contents_of(config, node_paths.ENCAPSULATED_CONFIG))
-    return found
+    return json.loads(contents_of(config, node_paths.ENCAPSULATED_CONFIG))
 
 
 @pytest.mark.parametrize("version", VERSIONS_SERVED)

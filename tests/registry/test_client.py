@@ -52,7 +52,6 @@ def test_pushed_manifest_is_read_by_tag_and_by_digest(any_registry: RegistryServ
     assert by_tag == client.get_manifest("os/node", pushed.digest)
     assert by_tag.media_type == OCI_MANIFEST
     found = client.head_manifest("os/node", "base")
-    assert found is not None
     assert (found.digest, found.media_type, found.size) == (
         pushed.digest,
         OCI_MANIFEST,

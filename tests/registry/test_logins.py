@@ -39,11 +39,9 @@ def test_longest_path_chooses_the_login(host: str, repository: str, user: str | 
 def test_login_shows_no_secret() -> None:
     secret = parse_pull_secret(json.dumps({"auths": ENTRIES}).encode(), where="the test")
     login = select_login(secret.credentials, "quay.io", "team/os")
-    assert login is not None
     assert login.password == "a:b"
     assert repr(login) == "Login()"
     token = select_login(secret.credentials, "token.example", "os")
-    assert token is not None
     assert not token.is_anonymous
     assert "canary" not in repr(token)
     assert token.list_secrets() == ("canary",)

@@ -149,5 +149,4 @@ def _read_config(build: Json) -> str:
 
 
 def _read_conditions(build: Json) -> list[Json]:
-    found: list[Json] = build.get("status", {}).get("conditions", [])
-    return found
+    return build.get("status", {}).get("conditions", [])

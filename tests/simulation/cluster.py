@@ -405,8 +405,7 @@ def _advance(events: Any) -> Json | None:
     try:
         anext(events).send(None)
     except StopIteration as found:
-        event: Json = found.value
-        return event
+        return found.value
     except StopAsyncIteration:
         return None
     raise AssertionError("a watch waited outside the simulation")

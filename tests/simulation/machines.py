@@ -75,7 +75,6 @@ class SimMachine:
 
     def kill_agent(self) -> None:
         """SIGKILL; it raises when the agent itself calls."""
-        assert self.agent is not None
         self.agent.kill()
 
     def cut_power(self) -> None:

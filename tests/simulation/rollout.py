@@ -250,8 +250,7 @@ class Rollout(ClusterRun):
         return self.cluster.api.store.find_object(("", "nodes"), ("", name)) or {}
 
     def _find_target(self) -> str:
-        name: str = self._get_pool().get("spec", {}).get("configuration", {}).get("name", "")
-        return name
+        return self._get_pool().get("spec", {}).get("configuration", {}).get("name", "")
 
     def _read_source(self, config: str) -> str:
         found = self.cluster.api.store.find_object((GROUP, "machineconfigs"), ("", config))

@@ -380,7 +380,6 @@ class SimExecutor(Executor):
                 future.set_exception(error)
 
         task = self._simulation.current
-        assert task is not None
         task.process.start("executor", run)
         return future
 
@@ -397,7 +396,6 @@ def _make_threading(simulation: Simulation) -> SimpleNamespace:
 
         def start(self) -> None:
             creator = simulation.current
-            assert creator is not None
             self._task = creator.process.start(self.name, self._run)
             self._task.sim_thread = self
 
@@ -409,7 +407,6 @@ def _make_threading(simulation: Simulation) -> SimpleNamespace:
             return self._task is not None and not self._task.is_done
 
         def join(self, timeout: float | None = None) -> None:
-            assert self._task is not None
             if not self._task.is_done:
                 self._task.ended.wait(timeout)
 

@@ -63,7 +63,6 @@ def test_cancel_without_agent_changes_ledger(
     assert run("cancel", root) == 0
     assert "cancelled the update to rendered-b" in capsys.readouterr().out
     found = recorded(root)
-    assert found.update is not None
     assert (found.update.phase, found.update.boot_id) == (Phase.CANCELLING, "this-boot")
     assert found.quarantined == make_cancelled_target(UPDATE)
 
@@ -168,6 +167,5 @@ def test_request_does_not_signal_process_that_cannot_handle_it(root: Path, conte
             requests.remove_request()
             assert retry.wait(60) == 0
         assert sleeper.poll() is None
-        assert sleeper.stdin is not None
         sleeper.stdin.close()
     assert sleeper.returncode == 0

@@ -44,8 +44,7 @@ class Node:
     def _once(self, config: Path) -> dict[str, list[str]]:
         self.capsys.readouterr()
         assert main(["once", str(config), "--root", str(self.root), "--json"]) == 0
-        found: dict[str, list[str]] = json.loads(self.capsys.readouterr().out)
-        return found
+        return json.loads(self.capsys.readouterr().out)
 
     def seen(self, path: str) -> tuple[str, str] | None:
         """Mode and content, or a link's text."""

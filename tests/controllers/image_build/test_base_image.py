@@ -83,12 +83,10 @@ class Site:
         raise AssertionError("the decision does not settle")
 
     def served(self) -> str:
-        assert self.record is not None
         return self.record.image
 
     def condition(self) -> tuple[str, str]:
         found = self.settle().condition
-        assert found is not None
         return found.status, found.reason
 
     def _answer(self, question: ResolveBase) -> Answer:
@@ -171,7 +169,6 @@ def test_tag_that_moves_back_is_reported_and_followed_only_by_a_rebuild() -> Non
     assert found.served() == IMAGES[0]
     found.rebuild = False
     assert found.condition() == ("True", "Resolved")
-    assert found.record is not None
     assert not found.record.is_for_rebuild
     assert found.record.earlier == ()
 

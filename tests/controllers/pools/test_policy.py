@@ -181,7 +181,6 @@ def test_unknown_field_is_rejected_with_path_and_suggestion(
     with pytest.raises(ConfigError) as raised:
         parse(document)
     assert str(raised.value) == f"{WHERE}: spec.{field}: unknown field"
-    assert raised.value.remedy is not None
     assert raised.value.remedy.startswith(remedy)
 
 

@@ -115,7 +115,6 @@ def test_status_writes_of_other_pools_evaluate_no_selector() -> None:
     watched = Watched()
     for number in range(50):
         found = pool(f"p{number}", {"matchLabels": {f"role/{number}": ""}})
-        assert found.pool.node_selector is not None
         selector = CountedSelector(found.pool.node_selector.requirements)
         watched.pools[f"p{number}"] = replace(
             found, pool=replace(found.pool, node_selector=selector)

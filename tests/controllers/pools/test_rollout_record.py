@@ -107,7 +107,6 @@ def test_last_five_rollouts_are_kept_with_their_outcome() -> None:
     for number in range(8):
         target = RolloutTarget(f"config-{number}")
         record = advance_record(record, policy, [node("a")], target, now=100.0 * number)
-    assert record is not None
     assert [past.config for past in record.history] == [f"config-{n}" for n in (6, 5, 4, 3, 2)]
     assert {past.outcome for past in record.history} == {PastOutcome.REPLACED}
     assert (record.history[0].began_at, record.history[0].ended_at) == (600.0, 700.0)

@@ -75,13 +75,11 @@ class Site:
     def image(self) -> str | None:
         """The image that the node is assigned."""
         notes = self.world.objects["nodes"]["n0"]["metadata"]["annotations"]
-        found: str | None = notes.get(key.DESIRED_OS_IMAGE)
-        return found
+        return notes.get(key.DESIRED_OS_IMAGE)
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.world.objects["machineconfigpools"]["worker"]
-        status: dict[str, Any] = found.get("status", {})
-        return status
+        return found.get("status", {})
 
     def condition(self, kind: str) -> tuple[str, str, str]:
         for each in self.status()["conditions"]:

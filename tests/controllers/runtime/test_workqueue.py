@@ -127,5 +127,4 @@ def test_waiting_worker_gets_a_delayed_key() -> None:
     found.add_after("a", 0.01)
     item = found.get(10)
 
-    assert item is not None
     assert item[0] == "a"

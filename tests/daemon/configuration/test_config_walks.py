@@ -172,7 +172,6 @@ def test_cancelled_update_restores_its_files(turns: int) -> None:
         node.turn()
         world.drain_controller()
     update = recorded(world).update
-    assert update is not None
     assert not explain_too_late(update)
     world.request = UserRequest(RequestKind.CANCEL, update.id)
     node.settle()

@@ -30,8 +30,7 @@ Json = dict[str, object]
 
 
 def read_ledger(world: World) -> Json:
-    document: Json = json.loads(world.ledger or "")
-    return document
+    return json.loads(world.ledger or "")
 
 
 def change_ledger(world: World, change: Callable[[Json], None]) -> None:

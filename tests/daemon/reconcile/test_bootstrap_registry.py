@@ -109,7 +109,6 @@ def test_removal_while_an_image_is_staged_does_not_wait_for_it() -> None:
     def hand_over() -> None:
         seen.append(find_files(world))
         request_removal(world)
-        assert node.process is not None
         node.process.cluster.see()
 
     world.on_wait = hand_over

@@ -119,7 +119,6 @@ def request_stock(world: World) -> None:
 
 def request_cancel(world: World) -> None:
     update = recorded(world).update
-    assert update is not None
     world.request = UserRequest(RequestKind.CANCEL, update.id)
 
 

@@ -100,7 +100,6 @@ def test_failure_is_on_node_and_machineconfignode_alike(
     (verdict,) = report.conditions
     assert (verdict.type, verdict.status) == ("NodeDegraded", "True")
     assert verdict.message == report.annotations[key.REASON] == "it went wrong; fix it"
-    assert report.event is not None
     assert (report.event.type, report.event.message) == ("Warning", verdict.message)
 
 
@@ -130,7 +129,6 @@ def test_unreadable_config_degrades_after_three_tries(refusal: type[ConfigReject
     report = make_report(at, PlanAction(B), error)
     assert report.annotations[key.STATE] == "Degraded"
     assert report.annotations[key.REASON] == f"{error}; create it"
-    assert report.event is not None
     assert report.event.reason == "ConfigUnavailable"
 
 
@@ -139,7 +137,6 @@ def test_wait_for_api_server_has_reason_and_degrades_after_its_limit() -> None:
     report = make_report(facts(), PlanAction(B), error)
     assert report.annotations[key.STATE] == "Working"
     assert report.annotations[key.REASON] == f"{error}; wait"
-    assert report.event is not None
     assert (report.event.type, report.event.reason) == ("Warning", "UpdateWaiting")
     overdue = make_report(facts(), PlanAction(B), error, is_overdue=True)
     assert overdue.annotations[key.STATE] == "Degraded"
@@ -219,7 +216,6 @@ def test_start_is_extended_only_while_update_is_finished() -> None:
     node.settle()
     node.process = None
     node.turn()
-    assert node.process is not None
     assert node.process.notifier.extensions == []
     world.request_target(B)
     while world.booted != B.digest:

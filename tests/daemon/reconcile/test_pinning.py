@@ -53,7 +53,6 @@ def test_previous_deployment_stays_pinned_for_a_day(world: World) -> None:
     node.settle()
     assert_at_rest(world, B)
     kept = recorded(world).retained
-    assert kept is not None
     assert (kept.id, world.pins) == (before, {before})
     node.clock.move(DAY_S / 2)
     node.turn()
@@ -149,7 +148,6 @@ def test_update_cancelled_at_reboot_leaves_no_pin(world: World) -> None:
         node.turn()
     world.fault_point = lambda _: None
     update = recorded(world).update
-    assert update is not None
     assert update.phase is Phase.REBOOTING
     world.request_target(A)
     node.settle()

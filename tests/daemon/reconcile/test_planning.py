@@ -108,7 +108,6 @@ def test_update_that_now_needs_reboot_is_drained() -> None:
 def test_unknown_file_owner_is_rejected_before_drain() -> None:
     world = world_at(NEXT)
     third = config("third", {APP: "third"})
-    assert third.config is not None
     third.config["storage"]["files"][0]["user"] = {"name": "no-such-user"}  # type: ignore[index]
     world.configs["third"] = third
     world.request_target(THIRD)
@@ -134,7 +133,6 @@ def test_file_at_path_of_directory_is_rejected_before_drain() -> None:
 def test_irreconcilable_config_is_rejected_unless_overridden() -> None:
     world = world_at(NEXT)
     third = config("third", {APP: "next"}, arguments=("n=1", "n=2"))
-    assert third.config is not None
     third.config["storage"]["disks"] = [{"device": "/dev/sda"}]  # type: ignore[index]
     world.configs["third"] = third
     world.request_target(THIRD)

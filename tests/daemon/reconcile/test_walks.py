@@ -269,7 +269,6 @@ def test_preflight_finding_after_staging_does_not_cordon(node_of: NodeOf) -> Non
     assert "cannot start the update: NoSpaceOnVar" in world.annotations[key.REASON]
     assert key.DESIRED_DRAIN not in world.annotations
     update = recorded(world).update
-    assert update is not None
     assert update.staged_id, "it was not even staged"
     world.finding = ""
     node.settle()
@@ -328,7 +327,6 @@ def test_cancelled_target_is_tried_again_after_retry_request() -> None:
     world.request_target(B)
     node.turn()
     update = recorded(world).update
-    assert update is not None
     world.request = UserRequest(RequestKind.CANCEL, update.id)
     node.settle()
     assert world.booted == A.digest
@@ -345,7 +343,6 @@ def test_cancelled_pull_ends_at_once() -> None:
 
     def cancel_update() -> None:
         update = recorded(world).update
-        assert update is not None
         world.request = UserRequest(RequestKind.CANCEL, update.id)
 
     world.request_target(B)

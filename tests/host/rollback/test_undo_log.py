@@ -52,7 +52,6 @@ def write_log(root: Root, rows: list[object]) -> UndoLog:
 
 def parse_records(log: UndoLog) -> list[Inverse]:
     records = log.read_records()
-    assert records is not None
     return [each for record in records.records for each in log.parse_inverses(record)]
 
 

@@ -210,7 +210,6 @@ def test_stage_of_image_that_needs_signature_verifies_it(machine: Machine) -> No
     )
     rpmostree.stage_deployment(TO_B, watch=go_on)
     staged = rpmostree.read_deployments().staged
-    assert staged is not None
     assert staged.origin == f"ostree-image-signed:docker://{B.pull_spec}"
     assert (staged.image, asked) == (B.pull_spec, [B.pull_spec])
 
@@ -343,7 +342,6 @@ def test_detached_stage_continues_and_is_joined(
         rpmostree.stage_deployment(TO_B, watch=after_first_layer(TransactionVerdict.DETACH))
     left = rpmostree.read_deployments().transaction
     rpmostree.stage_deployment(TO_B, watch=go_on)
-    assert left is not None
     assert (left.method, rpmostree.read_deployments()) == (
         "UpdateDeployment",
         DeploymentStatus((STAGED, HERE)),
@@ -438,7 +436,6 @@ def test_drop_keeps_deployment_of_another(rpmostree: RpmOstreeBackend, other: Ot
     other.stage(B)
     rpmostree.drop_staged(HERE.id)
     staged = rpmostree.read_deployments().staged
-    assert staged is not None
     assert staged.digest == B.digest
 
 

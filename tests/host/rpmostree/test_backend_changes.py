@@ -123,7 +123,6 @@ def test_stage_of_all_changes_makes_one_deployment(
 def test_reboot_boots_all_changes_at_once(host: RpmOstreeHost, rpmostree: RpmOstreeBackend) -> None:
     booted_with(host, rpmostree, ALL)
     found = rpmostree.read_deployments().booted
-    assert found is not None
     assert (found.digest, found.requested_packages, found.requested_base_removals) == (
         B.digest,
         ALL.install_packages,
@@ -162,7 +161,6 @@ def test_stage_of_kernel_arguments_keeps_the_image(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend, change: DeploymentChange
 ) -> None:
     before = host.sysroot.find_booted()
-    assert before is not None
     rpmostree.stage_deployment(change, watch=go_on)
     kept = tuple(each for each in before.kernel_arguments if each not in change.delete_kargs)
     assert staged(host) == replace(before, serial=1, kernel_arguments=(*kept, *change.append_kargs))
@@ -328,5 +326,4 @@ def test_finalize_accepts_every_staged_change(
 def test_staged_deployment_has_labels_of_the_image(rpmostree: RpmOstreeBackend) -> None:
     rpmostree.stage_deployment(ALL, watch=go_on)
     found = rpmostree.read_deployments().staged
-    assert found is not None
     assert found.labels["machineconfig"] == "rendered-worker-2"

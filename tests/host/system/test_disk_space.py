@@ -25,7 +25,6 @@ def write(path: Path, size: int) -> None:
 def test_read_filesystem_space_returns_space_and_files(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     found = read_filesystem_space(Root(tmp_path), "/var")
-    assert found is not None
     assert found.device == tmp_path.stat().st_dev
     assert 0 < found.free_bytes <= found.size_bytes
     assert found.free_files <= found.files
@@ -57,7 +56,6 @@ def test_read_only_mount_does_not_mean_read_only_file_system(
         f"36 35 {number} /a /var {mount},noatime shared:1 - xfs /dev/vda4 {options},seclabel\n"
     )
     found = read_filesystem_space(Root(tmp_path), "/", mountinfo=mounts)
-    assert found is not None
     assert found.is_read_only is read_only
 
 

@@ -240,7 +240,6 @@ print("alive", flush=True)
         text=True,
     ) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         first = process.stdout.readline()
         private_bus.stop()
         rest, _ = process.communicate("go\n", timeout=20)

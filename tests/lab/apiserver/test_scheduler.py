@@ -25,8 +25,7 @@ def add_pod(admin: Cluster, **spec: Any) -> None:
 
 
 def read_pod(admin: Cluster) -> Json:
-    found: Json = admin.get(f"{PODS}/p").ok()
-    return found
+    return admin.get(f"{PODS}/p").ok()
 
 
 def read_refusal(admin: Cluster) -> str:

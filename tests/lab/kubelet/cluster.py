@@ -95,8 +95,7 @@ class ContainerCluster:
 
     def read_status(self, name: str) -> Json:
         pod: Json = self.client.get(PODS, name, namespace=NAMESPACE)
-        found: Json = pod["status"]
-        return found
+        return pod["status"]
 
     def wait_end(self, name: str) -> Json:
         """The status of a pod after its end."""
@@ -107,8 +106,7 @@ class ContainerCluster:
         """The state in which the container of a pod ended."""
         self.create_pod(name, script, container, **spec)
         status = self.wait_end(name)
-        found: Json = status["containerStatuses"][0]["state"]["terminated"]
-        return found
+        return status["containerStatuses"][0]["state"]["terminated"]
 
     def read_log(self, name: str, container: str = "main") -> str:
         return self.kubelet.find_log(NAMESPACE, name, container).read_text("utf-8")

@@ -48,7 +48,6 @@ def running_owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path
         text=True,
     )
     with process:
-        assert process.stdout is not None
         directory, token = process.stdout.readline().split()
         try:
             wait_until(lambda: len(list(find_marked(MARK, token))) == 3)

@@ -115,7 +115,6 @@ def test_each_fault_blocks_with_its_reason_and_a_remedy(reason: PreflightReason)
     assert found.remedy
     assert "{" not in found.message + found.remedy
     error = make_preflight_error((found,))
-    assert error is not None
     assert (str(error), error.remedy) == (f"cannot start the update: {found}", found.remedy)
     assert error.reasons == (str(reason),)
 
@@ -195,7 +194,6 @@ def test_read_only_boot_partition_is_no_fault() -> None:
 def test_error_names_all_blocking_findings() -> None:
     facts = replace(FAULTS[PreflightReason.IMAGE_NOT_FOUND], drivers=("zincati.service",))
     error = make_preflight_error(find_preflight_problems(facts))
-    assert error is not None
     assert error.reasons == ("OtherUpdateDriver", "ImageNotFound")
     assert "zincati.service" in str(error)
     assert "the text of the registry" in str(error)
@@ -204,6 +202,5 @@ def test_error_names_all_blocking_findings() -> None:
 def test_active_zincati_is_named_with_the_command_that_stops_it() -> None:
     found = find_preflight_problems(replace(GOOD, drivers=("zincati.service",)))
     error = make_preflight_error(found)
-    assert error is not None
     assert "zincati.service is active and also updates this machine" in str(error)
     assert error.remedy == "run: systemctl disable --now zincati.service, or stop treenail"

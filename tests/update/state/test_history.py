@@ -50,11 +50,9 @@ def test_boot_does_not_belong_to_an_update_that_only_plans_a_reboot() -> None:
 def test_pending_update_has_its_disruption_once_planned() -> None:
     begun = LedgerRecord(A, update(Phase.STAGING, began=400.0, impact=None))
     found = summarize_history(begun, booted_at=None).pending
-    assert found is not None
     assert found.disruption == "change that is being planned"
     impact = UpdateImpact(level=DisruptionLevel.REBOOT, reasons=(REASON,))
     found = summarize_history(replace(begun, update=update(impact=impact)), booted_at=None).pending
-    assert found is not None
     assert (found.disruption, found.reasons) == ("drain and reboot", (REASON,))
 
 
@@ -66,5 +64,4 @@ def test_soft_reboot_is_named_as_disruption() -> None:
     found = summarize_history(
         LedgerRecord(C, history=(replace(REBOOTED, is_soft_reboot=True),)), booted_at=None
     )
-    assert found.last is not None
     assert found.last.disruption == "drain and soft reboot"

@@ -76,8 +76,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 def status(machine: Machine) -> dict[str, object]:
     ended = machine.run("bootc", "status", "--json", "--format-version=1")
     assert ended.returncode == 0
-    document: dict[str, object] = json.loads(ended.stdout)["status"]
-    return document
+    return json.loads(ended.stdout)["status"]
 
 
 def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) -> None:
@@ -91,7 +90,6 @@ def test_deployment_that_rpm_ostree_changed_is_incompatible(machine: Machine) ->
     # Only bootc upgrade refuses: bootc switch drops the packages.
     assert machine.run("bootc", "switch", B.pull_spec).returncode == 0
     staged = machine.sysroot.read_staged()
-    assert staged is not None
     assert staged.packages == ()
 
 
