@@ -5,7 +5,11 @@ import gzip
 import urllib.parse
 from collections.abc import Callable
 
+import pytest
 from hypothesis import strategies as st
+
+from treenail.api.ignition.parser import parse_ignition
+from treenail.errors import IgnitionError
 
 Json = dict[str, object]
 
@@ -30,6 +34,13 @@ ENCODINGS: tuple[Callable[[bytes], Json], ...] = (
 def ignition(version: str = "3.5.0", **sections: object) -> Json:
     """Build a config of these sections."""
     return {"ignition": {"version": version}, **sections}
+
+
+def refusal(document: object) -> str:
+    """The error of a config that is not parsed."""
+    with pytest.raises(IgnitionError) as caught:
+        parse_ignition(document)
+    return str(caught.value).removeprefix("spec.config.")
 
 
 def with_files(*files: Json, version: str = "3.5.0") -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tests.api.configs import configs, ignition, with_files, with_units, with_users
+from tests.api.configs import configs, ignition, refusal, with_files, with_units, with_users
 from tests.api.fuzzing import damaged, fuzz, json_values
 from tests.oracle import needs_oracle, records, render_cases, rendered
 from treenail.api import documents
@@ -79,12 +79,6 @@ FULL = {
     },
     "junk": {"x": 1},
 }
-
-
-def refusal(document: object) -> str:
-    with pytest.raises(IgnitionError) as caught:
-        parse_ignition(document)
-    return str(caught.value).removeprefix("spec.config.")
 
 
 def file(**values: object) -> dict[str, object]:

@@ -5,10 +5,10 @@ import contextlib
 import pytest
 from hypothesis import given
 
-from tests.api.configs import ignition, with_units, with_users
+from tests.api.configs import ignition, refusal, with_units, with_users
 from tests.api.fuzzing import damaged, fuzz
 from treenail.api.ignition.parser import parse_ignition
-from treenail.errors import ConfigError, IgnitionError
+from treenail.errors import ConfigError
 
 
 def old(**sections: object) -> dict[str, object]:
@@ -21,12 +21,6 @@ def file(path: str, **values: object) -> dict[str, object]:
 
 def converted(document: object) -> dict[str, object]:
     return parse_ignition(document).to_json()
-
-
-def refusal(document: object) -> str:
-    with pytest.raises(IgnitionError) as caught:
-        parse_ignition(document)
-    return str(caught.value).removeprefix("spec.config.")
 
 
 def test_last_file_of_a_path_wins_and_overwrites() -> None:

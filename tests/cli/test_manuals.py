@@ -65,23 +65,21 @@ def test_option_of_several_commands_is_listed_once_with_its_commands(page: str) 
     assert re.search(r"Log at level DEBUG\. Of (`[\w ]+`, )*`[\w ]+` and `\w+`\.$", item)
 
 
-def test_note_on_unknown_option_is_an_error() -> None:
-    wrong = manuals.read_source("treenail.8").replace("- `--repair`: ", "- `--repaint`: ")
-    with pytest.raises(ValueError, match="no option of these commands: - `--repaint`"):
-        manuals.compose_page("treenail.8", wrong)
-
-
-def test_prose_of_unknown_command_is_an_error() -> None:
-    wrong = manuals.read_source("treenail.8").replace("### drift\n", "### drifts\n")
-    with pytest.raises(ValueError, match="treenail has no commands drifts"):
-        manuals.compose_page("treenail.8", wrong)
-
-
-def test_setting_without_prose_is_an_error() -> None:
-    page = "treenail-agent.toml.5"
-    wrong = manuals.read_source(page).replace("- `stall_s`: ", "- stalls: ")
-    with pytest.raises(ValueError, match="LIMITS has no stall_s"):
-        manuals.compose_page(page, wrong)
+@pytest.mark.parametrize(
+    ("page", "line", "wrong", "message"),
+    [
+        ("treenail.8", "- `--repair`: ", "- `--repaint`: ",
+         "no option of these commands: - `--repaint`"),
+        ("treenail.8", "### drift\n", "### drifts\n", "treenail has no commands drifts"),
+        ("treenail-agent.toml.5", "- `stall_s`: ", "- stalls: ", "LIMITS has no stall_s"),
+    ],
+)  # fmt: skip
+def test_prose_that_does_not_match_is_an_error(
+    page: str, line: str, wrong: str, message: str
+) -> None:
+    source = manuals.read_source(page).replace(line, wrong)
+    with pytest.raises(ValueError, match=message):
+        manuals.compose_page(page, source)
 
 
 def test_setting_has_default_after_its_first_sentence() -> None:

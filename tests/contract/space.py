@@ -49,6 +49,15 @@ def pod(name: str, **labels: str) -> Json:
     }
 
 
+def widget(group: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": group,
+        "kind": "Widget",
+        "metadata": {"name": "w"},
+        "spec": {"size": 1} | spec,
+    }
+
+
 def owned_by(owner: Json, **fields: Any) -> list[Json]:
     """``metadata.ownerReferences`` with one owner."""
     return [

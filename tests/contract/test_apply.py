@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.contract.client import APPLY, Json
-from tests.contract.space import Space, config_map, fields_of, pod
+from tests.contract.space import Space, config_map, fields_of, pod, widget
 
 
 @pytest.fixture
@@ -182,15 +182,6 @@ def test_conditions_of_a_pod_are_owned_by_type(space: Space) -> None:
     found = {one["type"] for one in changed["status"]["conditions"]}
     assert "example.com/left" not in found
     assert "example.com/right" in found
-
-
-def widget(group: str, **spec: Any) -> Json:
-    return {
-        "apiVersion": group,
-        "kind": "Widget",
-        "metadata": {"name": "w"},
-        "spec": {"size": 1} | spec,
-    }
 
 
 def port(name: str, number: int, **more: str) -> Json:

@@ -2,25 +2,15 @@
 
 import re
 import secrets
-from typing import Any
 
 import pytest
 
 from tests.contract.client import STRATEGIC, Cluster, Json
 from tests.contract.conftest import GADGET, definition
-from tests.contract.space import Space, names
+from tests.contract.space import Space, names, widget
 from tests.waiting import wait_until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-
-def widget(group: str, **spec: Any) -> Json:
-    return {
-        "apiVersion": group,
-        "kind": "Widget",
-        "metadata": {"name": "w"},
-        "spec": {"size": 1} | spec,
-    }
 
 
 def test_defaults_are_set_also_inside_of_defaults(space: Space, group: str) -> None:

@@ -94,22 +94,27 @@ def test_node_may_list_no_config_and_get_no_machineconfignode() -> None:
     }
 
 
-@pytest.mark.parametrize("names", ["", ",", "drain,reboot"])
-def test_unknown_controller_is_rejected(names: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["manifests", "--enable", names])
-    assert ended.value.code == 64
-    assert "render, rollout, drain" in capsys.readouterr().err or names in ("", ",")
+NO_LABELS = ["Foo_Bar", "", "-a", "a-", "a.b", "a" * 64, "a\n"]
+NO_SECRETS = ["Key_1", "a/b", ".a", "a" * 254, "a\n"]
 
 
-@pytest.mark.parametrize("name", ["Foo_Bar", "", "-a", "a-", "a.b", "a" * 64, "a\n"])
-def test_namespace_that_is_no_dns_label_is_rejected(
-    name: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        *((f"--enable={names}", "") for names in ("", ",")),
+        ("--enable=drain,reboot", "render, rollout, drain"),
+        *((f"--namespace={name}", "expected at most 63 lower-case letters, digits and dashes")
+          for name in NO_LABELS),
+        *((f"--signing-key-secret={name}", "expected the name of a Secret") for name in NO_SECRETS),
+    ],
+)  # fmt: skip
+def test_invalid_argument_is_rejected(
+    argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["manifests", f"--namespace={name}"])
+        main(["manifests", argument])
     assert ended.value.code == 64
-    assert "expected at most 63 lower-case letters, digits and dashes" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--namespace", "--build-namespace"])
@@ -194,14 +199,22 @@ def test_page_is_served_on_the_loopback_interface_of_the_pods(
     assert "8081" not in str(printed(capsys))
 
 
-def test_web_page_without_rollout_controller_is_refused(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        # The pods would refuse the same options at their start.
+        (["--enable=render,drain", "--web"], "add rollout to --enable"),
+        (["--enable=render,drain", "--signing-key-secret=key"], "add build to --enable"),
+        (["--enable=build", "--only=agent", "--signing-key-secret=key"], "add build to --enable"),
+    ],
+)
+def test_option_without_its_controller_is_refused(
+    arguments: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The pods would refuse the same options at their start.
-    assert main(["manifests", "--enable", "render,drain", "--web"]) == 64
+    assert main(["manifests", *arguments]) == 64
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "add rollout to --enable" in captured.err
+    assert remedy in captured.err
 
 
 def test_signing_key_reaches_the_controller_as_a_file_of_its_secret(
@@ -219,28 +232,6 @@ def test_signing_key_reaches_the_controller_as_a_file_of_its_secret(
     # Only root and the group of the process may read it.
     assert volume["secret"]["defaultMode"] == 0o440
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--enable", "render,drain"], ["--enable", "build", "--only", "agent"]]
-)
-def test_signing_key_secret_without_build_controller_is_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["manifests", "--signing-key-secret", "key", *arguments]) == 64
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "add build to --enable" in captured.err
-
-
-@pytest.mark.parametrize("name", ["Key_1", "a/b", ".a", "a" * 254, "a\n"])
-def test_name_that_no_secret_can_have_is_refused(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["manifests", f"--signing-key-secret={name}"])
-    assert ended.value.code == 64
-    assert "expected the name of a Secret" in capsys.readouterr().err
 
 
 def test_server_alone_is_installed_in_a_namespace_of_its_own(
@@ -337,8 +328,7 @@ def test_monitoring_without_a_controller_is_refused(capsys: pytest.CaptureFixtur
 def read_arguments(found: list[dict[str, Any]], kind: str) -> list[str]:
     (workload,) = of_kind(found, kind)
     (container,) = workload["spec"]["template"]["spec"]["containers"]
-    arguments: list[str] = container["args"]
-    return arguments
+    return container["args"]
 
 
 def test_server_gets_the_options_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:

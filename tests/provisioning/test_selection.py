@@ -1,5 +1,7 @@
 """Selection of the rendered config and the image of new machines."""
 
+import pytest
+
 from tests.provisioning.samples import (
     BASE,
     CLUSTER_IMAGE,
@@ -57,9 +59,21 @@ def test_pool_without_configs_selects_nothing() -> None:
     assert not select_rendered(read(make_pool(new="", old="", updated=0)))
 
 
-def test_image_of_the_pool_with_an_updated_node_is_selected() -> None:
-    found = select(make_pool(osImage=IMAGE))
-    assert (found.image, found.os_image_url, found.is_later) == (IMAGE, IMAGE, False)
+@pytest.mark.parametrize(
+    ("pool", "build", "unreachable", "selected"),
+    [
+        (make_pool(osImage=IMAGE), NO_BUILD, "", (IMAGE, IMAGE, False)),
+        (make_pool(), built(CLUSTER_IMAGE), "registry.internal:5000", ("", BASE, True)),
+        (make_pool(), NO_BUILD, "quay.io", ("", "", True)),
+        (make_pool(), built(CLUSTER_IMAGE), "quay.io", (CLUSTER_IMAGE, CLUSTER_IMAGE, False)),
+    ],
+    ids=["of the pool", "built", "rendered", "built in place of a rendered one"],
+)
+def test_image_of_an_unreachable_registry_is_left_for_later(
+    pool: Json, build: PoolBuild, unreachable: str, selected: tuple[str, str, bool]
+) -> None:
+    found = select(pool, build, *filter(None, [unreachable]))
+    assert (found.image, found.os_image_url, found.is_later) == selected
 
 
 def test_image_of_the_pool_without_an_updated_node_is_not_selected() -> None:
@@ -100,22 +114,3 @@ def test_unfinished_build_selects_no_image() -> None:
     waiting = PoolBuild(MachineOSConfig.from_json(make_image_config()), None)
     found = select(make_pool(), waiting)
     assert (found.image, found.os_image_url) == ("", BASE)
-
-
-def test_image_of_an_unreachable_registry_is_left_for_later() -> None:
-    found = select(make_pool(), built(CLUSTER_IMAGE), "registry.internal:5000")
-    assert (found.image, found.os_image_url, found.is_later) == ("", BASE, True)
-
-
-def test_rendered_image_of_an_unreachable_registry_is_left_for_later() -> None:
-    found = select(make_pool(), NO_BUILD, "quay.io")
-    assert (found.image, found.os_image_url, found.is_later) == ("", "", True)
-
-
-def test_built_image_replaces_a_rendered_one_of_an_unreachable_registry() -> None:
-    found = select(make_pool(), built(CLUSTER_IMAGE), "quay.io")
-    assert (found.image, found.os_image_url, found.is_later) == (
-        CLUSTER_IMAGE,
-        CLUSTER_IMAGE,
-        False,
-    )

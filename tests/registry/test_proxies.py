@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.registry.images import push_image
 from tests.registry.real_registry import PUSHER, RegistryService
+from tests.registry.scripted_server import ScriptedServer
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.errors import ConfigError
 from treenail.registry.authorization import select_login
@@ -18,35 +19,14 @@ from treenail.registry.proxies import ProxySettings, read_proxy_settings
 from treenail.registry.transport import TlsSettings
 
 
-class TunnelProxy:
+class TunnelProxy(ScriptedServer):
     """Opens tunnels by CONNECT for one login, and remembers the requests."""
 
     def __init__(self, status: int = 200) -> None:
+        super().__init__(lambda _: b"")
         self.heads: list[str] = []
         self._status = status
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-
-    def __enter__(self) -> "TunnelProxy":
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(10)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=self._serve, args=(connection,))
-            thread.start()
-            self._threads.append(thread)
+        self.address = self.host
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -118,13 +118,17 @@ def test_plan_node_without_update_uses_last_desired_target(
     assert plan(root, capsys)[1]["new"] == "rendered-a"
 
 
-def test_plan_node_entering_image_mode_names_what_the_image_must_contain(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def stage_image(root: Path) -> None:
     update = UpdateRecord(
         "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
     )
     Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
+
+
+def test_plan_node_entering_image_mode_names_what_the_image_must_contain(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage_image(root)
     code, document = plan(root, capsys)
     assert code == 3
     changes = {each["name"]: each["change"] for each in document["changes"]}  # type: ignore[attr-defined]  # a list
@@ -135,10 +139,7 @@ def test_plan_node_entering_image_mode_names_what_the_image_must_contain(
 def test_plan_node_with_image_files_write_keeps_files(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = UpdateRecord(
-        "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
-    )
-    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
+    stage_image(root)
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()
     settings.write_text('image_files = "write"')
@@ -207,10 +208,7 @@ def test_plan_node_fetches_missing_config_and_policy(
 def test_plan_node_possible_soft_reboot_is_noted(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = UpdateRecord(
-        "1" * 32, Target("rendered-b", IMAGE), OLD, Phase.STAGING, "boot", 1.0, 1.0
-    )
-    Ledger(Root(root)).write_document(to_json(LedgerRecord(OLD, update)))
+    stage_image(root)
     soft = "the reboot is a soft reboot, of user space only, if kernel and initramfs stay the same"
     settings = root / "etc/treenail/agent.toml"
     settings.parent.mkdir()

@@ -299,22 +299,13 @@ def test_restored_units_are_reloaded_after_a_boot(top):
     assert machine.systemd.calls == ["daemon-reload", "daemon-reload", "start default.target"]
 
 
-def test_restored_files_without_units_start_nothing(top):
+@pytest.mark.parametrize("is_booted", [True, False], ids=["without units", "before a boot"])
+def test_restored_config_without_units_or_before_a_boot_starts_nothing(top, is_booted):
     machine = Machine(top)
     before = machine.tree()
-    machine.hold(wanted(file("/etc/motd", "new")))
+    machine.hold(wanted(file("/etc/motd", "new")) if is_booted else wanted(unit=UNIT))
     machine.systemd.calls.clear()
-    restore_pending(machine.runner, is_booted=True)
-    assert machine.tree() == before
-    assert machine.systemd.calls == []
-
-
-def test_restored_units_before_a_boot_start_nothing(top):
-    machine = Machine(top)
-    before = machine.tree()
-    machine.hold(wanted(unit=UNIT))
-    machine.systemd.calls.clear()
-    restore_pending(machine.runner)
+    restore_pending(machine.runner, **({"is_booted": True} if is_booted else {}))
     assert machine.tree() == before
     assert machine.systemd.calls == []
 

@@ -7,6 +7,7 @@ or the agent is bad.
 import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -387,32 +388,20 @@ def count_effects(node: Node, target: Target) -> int:
 
 @pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
 @pytest.mark.parametrize("fault", [Killed, PowerCut])
+@pytest.mark.parametrize("is_doomed", [False, True], ids=["crashing", "before the reboot"])
 @walk_budget.exhaustive
 def test_crashing_agent_rolls_back_despite_interruption_at_any_effect(
-    fault: type[BaseException], origin: Target, target: Target
-) -> None:
-    effects = count_effects(crashing(origin, target), target)
-    assert effects > 20
-    for index in walk_budget.sample(range(effects)):
-        node = crashing(origin, target)
-        world = node.world
-        left = walks.strike(world, fault, after=index)
-        move(node, target)
-        assert next(left, None) is None, f"effect {index} did not happen"
-        assert_came_back(world, origin, target, "Agent")
-
-
-@pytest.mark.parametrize(("origin", "target"), AGENT_WAYS)
-@pytest.mark.parametrize("fault", [Killed, PowerCut])
-@walk_budget.exhaustive
-def test_agent_that_crashes_before_the_reboot_restores_the_files(
-    fault: type[BaseException], origin: Target, target: Target
+    fault: type[BaseException], origin: Target, target: Target, is_doomed: bool
 ) -> None:
     """The files of a target are in effect before its reboot: an interruption shows the crash."""
-    effects = count_effects(doomed(origin), target)
+
+    def start() -> Node:
+        return doomed(origin) if is_doomed else crashing(origin, target)
+
+    effects = count_effects(start(), target)
     assert effects > 20
     for index in walk_budget.sample(range(effects)):
-        node = doomed(origin)
+        node = start()
         world = node.world
         left = walks.strike(world, fault, after=index)
         move(node, target)
@@ -559,6 +548,34 @@ def test_reboot_while_cancelling_rolls_back(node_of: NodeOf) -> None:
     assert_has(world, B)
 
 
+def end_walk(node: Node, chaos: Any, seed: int) -> None:
+    """Walk at random, then without faults, and check that config and image match."""
+    world = node.world
+    world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
+    try:
+        for _ in range(80):
+            chaos.step()
+            node.turn()
+        world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
+        world.disk.calls_left = None
+        world.api_up, world.loses_answers = True, 0
+        for _ in range(3):
+            node.settle()
+        ledger = json.loads(world.ledger or "")
+        assert ledger["update"] is None
+        if ledger["quarantined"] is None:
+            assert_at_rest(world, chaos.target)
+        current = Target(ledger["current"]["config"], ledger["current"]["image"])
+        assert_has(world, current)
+        returns = world.returns
+        node.settle()
+        assert world.returns == returns, "back twice"
+    except AssertionError as error:
+        raise AssertionError(
+            f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
+        ) from error
+
+
 @walk_budget.walk
 def test_walk_of_images_ends_with_config_and_image_that_match(part: int, node_of: NodeOf) -> None:
     for seed in walk_budget.seeds(part):
@@ -567,25 +584,7 @@ def test_walk_of_images_ends_with_config_and_image_that_match(part: int, node_of
         node.settle()
         world.is_unhealthy = booted_b
         chaos = walks.Chaos(node, seed)
-        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
-        try:
-            for _ in range(80):
-                chaos.step()
-                node.turn()
-            world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
-            world.api_up, world.loses_answers = True, 0
-            for _ in range(3):
-                node.settle()
-            ledger = json.loads(world.ledger or "")
-            assert ledger["update"] is None
-            if ledger["quarantined"] is None:
-                assert_at_rest(world, chaos.target)
-            current = Target(ledger["current"]["config"], ledger["current"]["image"])
-            assert_has(world, current)
-        except AssertionError as error:
-            raise AssertionError(
-                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
-            ) from error
+        end_walk(node, chaos, seed)
 
 
 BAD: list[tuple[str, Bad]] = [
@@ -606,26 +605,4 @@ def test_walk_with_bad_target_ends_with_config_and_image_that_match(
         world.is_unhealthy = bad
         chaos = Chaos(node, seed)
         chaos.target = STOCK
-        world.fault_point, world.on_wait = chaos.fault_point, chaos.on_wait
-        try:
-            for _ in range(80):
-                chaos.step()
-                node.turn()
-            world.fault_point, world.on_wait = (lambda _: None), (lambda: None)
-            world.disk.calls_left = None
-            world.api_up, world.loses_answers = True, 0
-            for _ in range(3):
-                node.settle()
-            ledger = json.loads(world.ledger or "")
-            assert ledger["update"] is None
-            if ledger["quarantined"] is None:
-                assert_at_rest(world, chaos.target)
-            current = Target(ledger["current"]["config"], ledger["current"]["image"])
-            assert_has(world, current)
-            returns = world.returns
-            node.settle()
-            assert world.returns == returns, "back twice"
-        except AssertionError as error:
-            raise AssertionError(
-                f"seed {seed}: {error}\n{world.annotations}\n{world.ledger}"
-            ) from error
+        end_walk(node, chaos, seed)

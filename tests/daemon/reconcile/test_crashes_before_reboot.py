@@ -73,11 +73,15 @@ def test_power_cut_with_written_files_reboots_after_the_rollback() -> None:
     assert "crashed 5 times" in world.annotations[key.REASON]
 
 
-def test_live_update_is_restored_without_a_reboot() -> None:
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "without a restart"])
+def test_update_is_restored_after_crashes_without_a_reboot(is_live: bool) -> None:
     node = started(STOCK)
-    target, world = make_live_update(node), node.world
+    target, world = (make_live_update if is_live else make_quiet_update)(node), node.world
     boots = world.boots
-    stop_in_applying(node, target, KUBELET, Killed)
+    if is_live:
+        stop_in_applying(node, target, KUBELET, Killed)
+    else:
+        stop_when_written(node, target)
     world.crashes = has_kubelet_file
     settle_often(node)
     assert (world.file(KUBELET), world.boots) == (None, boots)
@@ -137,35 +141,16 @@ def stop_when_written(node: Node, target: Target) -> None:
     assert has_kubelet_file(world)
 
 
-def test_update_without_a_restart_is_restored_after_crashes() -> None:
+@pytest.mark.parametrize("is_live", [True, False])
+def test_update_has_a_trial_after_a_kill_if_it_restarted_the_kubelet(is_live: bool) -> None:
     node = started(STOCK)
-    target, world = make_quiet_update(node), node.world
-    boots = world.boots
-    stop_when_written(node, target)
-    world.crashes = has_kubelet_file
-    settle_often(node)
-    assert (world.file(KUBELET), world.boots) == (None, boots)
-    assert "crashed 5 times" in world.annotations[key.REASON]
-
-
-def test_update_without_a_restart_has_no_boot_trial_after_a_kill() -> None:
-    node = started(STOCK)
-    target, world = make_quiet_update(node), node.world
+    target, world = (make_live_update if is_live else make_quiet_update)(node), node.world
     stop_when_written(node, target)
     world.is_unhealthy = has_kubelet_file
     settle_often(node)
-    assert world.annotations[key.CURRENT_CONFIG] == target.config
-    assert has_kubelet_file(world)
-
-
-def test_update_that_restarted_the_kubelet_has_a_trial_after_a_kill() -> None:
-    node = started(STOCK)
-    target, world = make_live_update(node), node.world
-    stop_when_written(node, target)
-    world.is_unhealthy = has_kubelet_file
-    settle_often(node)
-    assert world.annotations[key.CURRENT_CONFIG] == STOCK.config
-    assert not has_kubelet_file(world)
+    kept = STOCK if is_live else target
+    assert world.annotations[key.CURRENT_CONFIG] == kept.config
+    assert has_kubelet_file(world) is not is_live
 
 
 def test_file_changed_after_a_kill_keeps_the_undo_log() -> None:

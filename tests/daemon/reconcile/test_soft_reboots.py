@@ -37,23 +37,30 @@ def last(world: World) -> PastUpdate:
     return records.from_json(json.loads(world.ledger or "null")).history[0]
 
 
-def test_image_with_same_kernel_causes_one_soft_reboot(world: World) -> None:
+@pytest.mark.parametrize(
+    ("machine", "boot_counts", "reboots", "is_soft"),
+    [
+        ({}, (1, 1), 1, True),
+        ({"has_same_kernel": False}, (2, 0), 1, False),
+        ({"starts_wrong_root": True}, (2, 0), 2, False),
+    ],
+    ids=["same kernel", "other kernel", "soft reboot into another root"],
+)
+def test_image_causes_one_reboot_which_is_soft_if_possible(
+    world: World,
+    machine: dict[str, bool],
+    boot_counts: tuple[int, int],
+    reboots: int,
+    is_soft: bool,
+) -> None:
     node = settled(world)
+    for name, value in machine.items():
+        setattr(world, name, value)
     world.request_target(B)
     node.settle()
     assert_at_rest(world, B)
-    assert boots(world) == (1, 1)
-    assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, True)
-
-
-def test_image_with_other_kernel_causes_one_full_reboot(world: World) -> None:
-    node = settled(world)
-    world.has_same_kernel = False
-    world.request_target(B)
-    node.settle()
-    assert_at_rest(world, B)
-    assert boots(world) == (2, 0)
-    assert (last(world).reboot_count, last(world).is_soft_reboot) == (1, False)
+    assert boots(world) == boot_counts
+    assert (last(world).reboot_count, last(world).is_soft_reboot) == (reboots, is_soft)
 
 
 def test_full_reboot_mode_never_soft_reboots(world: World) -> None:
@@ -72,16 +79,6 @@ def test_kernel_arguments_cause_a_full_reboot(world: World) -> None:
     node.settle()
     assert_at_rest(world, B)
     assert boots(world) == (2, 0)
-
-
-def test_soft_reboot_into_other_root_is_followed_by_one_full_reboot(world: World) -> None:
-    node = settled(world)
-    world.starts_wrong_root = True
-    world.request_target(B)
-    node.settle()
-    assert_at_rest(world, B)
-    assert boots(world) == (2, 0)
-    assert (last(world).reboot_count, last(world).is_soft_reboot) == (2, False)
 
 
 def test_unreachable_target_is_quarantined_after_three_reboots(world: World) -> None:

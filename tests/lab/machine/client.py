@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+import pytest
 from gi.repository import Gio, GLib
 
 from treenail_lab.machine.bus.objects import open_connection
@@ -84,6 +85,13 @@ class Client:
             None, interface, None, path, None, Gio.DBusSignalFlags.NONE, note
         )
         return heard
+
+
+def refused(client: Any, *call: object) -> str:
+    """The name of the error of a call by ``client.do``."""
+    with pytest.raises(GLib.Error) as refusal:
+        client.do(*call)
+    return error_name(refusal.value)
 
 
 class RpmOstreeClient(Client):

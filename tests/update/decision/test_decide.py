@@ -13,6 +13,7 @@
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,6 @@ def test_request_from_before_a_restore_is_replaced_by_the_current_target() -> No
     }
     report = make_report(at, decision, None)
     assert {name: value for name, value in report.annotations.items() if value} == expected
-    assert report.event is not None
     assert "was restored from a backup" in report.event.message
 
 
@@ -207,9 +207,31 @@ def test_unknown_booted_deployment_stops_no_change_of_files_and_no_cancellation(
     assert read_refusal(decide_action(at)).endswith("1, 2, 3, 4, 5 and 2 more")
 
 
-def test_staged_and_locked_image_requests_the_drain() -> None:
-    at = facts(record=in_phase(Phase.STAGING), deployments=staged())
-    assert decide_action(at) == DrainAction(B, TOKEN)
+STAGED = {"record": in_phase(Phase.STAGING), "deployments": staged()}
+DRAINED = {"record": in_phase(Phase.DRAINING, drain_token=TOKEN), "deployments": staged()}
+REBOOTED = {"record": in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)}
+UNCORDONING = observed_node(requested="uncordon-rendered-worker-a", applied=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("at", "action"),
+    [
+        (STAGED, DrainAction(B, TOKEN)),
+        ({**STAGED, "should_drain": False}, RebootAction(B, "os-1")),
+        ({**STAGED, "node": UNCORDONING}, WaitAction("waiting for the earlier uncordon")),
+        ({**STAGED, "node": None},
+         WaitAction("waiting for the API server before requesting the drain")),
+        ({**DRAINED, "node": drained_node(TOKEN)}, RebootAction(B, "os-1")),
+        ({**REBOOTED, "deployments": staged(), "node": None}, RebootAction(B, "os-1")),
+        ({**REBOOTED, "boot_id": BOOT_2, "node": drained_node(TOKEN)}, StageAction(B)),
+    ],
+    ids=[
+        "staged and locked", "node without drain", "earlier uncordon", "drain without API server",
+        "drained", "reboot without API server", "reboot that lost the staged deployment",
+    ],
+)  # fmt: skip
+def test_update_drains_the_node_and_reboots(at: dict[str, Any], action: object) -> None:
+    assert decide_action(facts(**at)) == action
 
 
 def test_requested_drain_is_awaited() -> None:
@@ -233,13 +255,6 @@ def test_slow_drain_is_overdue() -> None:
     assert report.event == NodeEvent("Warning", "FailedToDrain", sentence, is_in_conditions=True)
     assert (report.annotations[key.STATE], report.annotations[key.REASON]) == ("Degraded", sentence)
     assert [each.type for each in report.conditions] == ["NodeDegraded"]
-
-
-def test_drained_node_reboots() -> None:
-    record = in_phase(Phase.DRAINING, drain_token=TOKEN)
-    assert decide_action(
-        facts(record=record, deployments=staged(), node=drained_node(TOKEN))
-    ) == RebootAction(B, "os-1")
 
 
 def test_node_uncordoned_by_another_client_is_drained_with_a_new_token() -> None:
@@ -278,17 +293,6 @@ def test_config_is_read_from_any_drain_token(config: str) -> None:
         config,
         config,
     ]
-
-
-def test_drain_waits_for_an_earlier_uncordon() -> None:
-    node = observed_node(requested="uncordon-rendered-worker-a", applied=TOKEN)
-    at = facts(record=in_phase(Phase.STAGING), deployments=staged(), node=node)
-    assert decide_action(at) == WaitAction("waiting for the earlier uncordon")
-
-
-def test_node_without_drain_reboots() -> None:
-    at = facts(record=in_phase(Phase.STAGING), deployments=staged(), should_drain=False)
-    assert decide_action(at) == RebootAction(B, "os-1")
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.DRAINING])
@@ -350,18 +354,6 @@ def test_cancelled_update_after_crash_drops_the_staged_deployment() -> None:
     )
 
 
-def test_requested_reboot_continues_without_the_api_server() -> None:
-    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
-    assert decide_action(facts(record=record, deployments=staged(), node=None)) == RebootAction(
-        B, "os-1"
-    )
-
-
-def test_drain_waits_for_the_api_server() -> None:
-    at = facts(record=in_phase(Phase.STAGING), deployments=staged(), node=None)
-    assert decide_action(at) == WaitAction("waiting for the API server before requesting the drain")
-
-
 def test_booted_target_is_verified() -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
     at = facts(
@@ -371,13 +363,6 @@ def test_booted_target_is_verified() -> None:
         node=None,
     )
     assert decide_action(at) == VerifyAction(B, CHECKS_BEGIN)
-
-
-def test_reboot_that_lost_the_staged_deployment_stages_again() -> None:
-    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=1)
-    assert decide_action(
-        facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN))
-    ) == StageAction(B)
 
 
 def test_pin_of_the_update_itself_stays_when_its_image_is_staged_again() -> None:
@@ -402,23 +387,20 @@ def test_boot_without_a_requested_package_stages_again() -> None:
         assert decide_action(at) == decision
 
 
-def test_third_reboot_into_another_deployment_quarantines_the_target() -> None:
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        ("", f"each of 3 reboots booted {DIGEST_A}"),
+        ("write config: No space left",
+         f"{DIGEST_A}; ostree-finalize-staged failed: write config: No space left"),
+    ],
+)  # fmt: skip
+def test_third_reboot_into_another_deployment_quarantines_the_target(error: str, end: str) -> None:
     record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=3)
-    decision = decide_action(facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN)))
+    at = facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN), finalization_error=error)
+    decision = decide_action(at)
     assert isinstance(decision, CancelStagedAction)
-    assert decision.quarantine is not None
-    assert decision.quarantine.reason.endswith(f"each of 3 reboots booted {DIGEST_A}")
-
-
-def test_quarantine_after_three_reboots_has_the_error_of_the_finalization() -> None:
-    record = in_phase(Phase.REBOOTING, drain_token=TOKEN, reboot_count=3)
-    at = facts(record=record, boot_id=BOOT_2, node=drained_node(TOKEN))
-    decision = decide_action(replace(at, finalization_error="write config: No space left"))
-    assert isinstance(decision, CancelStagedAction)
-    assert decision.quarantine is not None
-    assert decision.quarantine.reason.endswith(
-        f"booted {DIGEST_A}; ostree-finalize-staged failed: write config: No space left"
-    )
+    assert decision.quarantine.reason.endswith(end)
 
 
 def test_quarantined_target_is_retried_after_another_was_requested() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gi.repository import Gio, GLib
 
-from tests.lab.machine.client import LIMIT_S, Client, error_name, wait_until
+from tests.lab.machine.client import LIMIT_S, Client, refused, wait_until
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import ACCESS_DENIED, INVALID_ARGS
 from treenail_lab.machine.settings import MachineSettings
@@ -57,12 +57,6 @@ class Logind(Client):
 def logind(services: Services) -> Iterator[Logind]:
     with Logind(services.address) as client:
         yield client
-
-
-def refused(logind: Logind, *call: object) -> str:
-    with pytest.raises(GLib.Error) as refusal:
-        logind.do(*call)  # type: ignore[arg-type]
-    return error_name(refusal.value)
 
 
 def test_reboot_emits_signal_and_requests_reboot(services: Services, logind: Logind) -> None:

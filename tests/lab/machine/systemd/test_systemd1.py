@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gi.repository import Gio, GLib
 
-from tests.lab.machine.client import LIMIT_S, Client, Heard, error_name, wait_until
+from tests.lab.machine.client import LIMIT_S, Client, Heard, error_name, refused, wait_until
 from tests.lab.machine.conftest import Services
 from treenail_lab.machine.bus.objects import INVALID_ARGS, READ_ONLY
 from treenail_lab.machine.settings import MachineSettings
@@ -86,12 +86,6 @@ def systemd(services: Services) -> Iterator[Systemd]:
     with Systemd(services.address) as client:
         client.do("Subscribe")
         yield client
-
-
-def refused(systemd: Systemd, *call: object) -> str:
-    with pytest.raises(GLib.Error) as refusal:
-        systemd.do(*call)  # type: ignore[arg-type]
-    return error_name(refusal.value)
 
 
 def test_enabled_units_run_after_the_boot(systemd: Systemd) -> None:
