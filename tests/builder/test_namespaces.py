@@ -3,12 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.builder.sandboxing import make_program, needs_namespaces
+from tests.fixtures.processes import find_processes
 from tests.waiting import wait_until
 from treenail.builder.buildah.program import (
     choose_id_maps,
@@ -99,7 +99,7 @@ def test_sandboxed_program_beyond_its_time_leaves_no_process(tmp_path: Path) -> 
     script = "sleep 7654322 & sleep 7654322"
     with pytest.raises(CommandTimeoutError):
         make_program(tmp_path).run_program(["sh", "-c", script], timeout_s=1, add_line=print)
-    wait_until(_has_ended("7654322"))
+    wait_until(lambda: not find_processes("7654322"))
 
 
 @needs_namespaces
@@ -109,7 +109,7 @@ def test_sandboxed_program_that_ends_takes_its_children_along(tmp_path: Path) ->
     assert not make_program(tmp_path).run_program(
         ["sh", "-c", script], timeout_s=30, add_line=print
     )
-    wait_until(_has_ended("7654323"))
+    wait_until(lambda: not find_processes("7654323"))
 
 
 @needs_namespaces
@@ -122,23 +122,6 @@ def test_sandboxed_program_of_a_killed_builder_ends(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as builder:
-        assert builder.stdout is not None
         assert builder.stdout.readline() == b"started\n"
         builder.send_signal(signal.SIGKILL)
-    wait_until(_has_ended("7654321"))
-
-
-def _has_ended(argument: str) -> Callable[[], bool]:
-    """Whether no process has this argument."""
-
-    def check() -> bool:
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if argument.encode() in words:
-                return False
-        return True
-
-    return check
+    wait_until(lambda: not find_processes("7654321"))

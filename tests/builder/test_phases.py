@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.builder.builds import (
     run_phases,
 )
 from tests.builder.sandboxing import needs_buildah
+from tests.fixtures.processes import find_processes
 from tests.waiting import wait_until
 from treenail.builder.images.provenance import read_documents
 from treenail.builder.local import BuildFiles
@@ -74,7 +75,6 @@ def test_build_with_context_is_pushed_and_verified(base: Base, tmp_path: Path) -
     registry, reference = base
     with open_client(registry) as client:
         found = client.head_manifest("os/node", "built")
-        assert found is not None
         assert found.digest == result.digest
         manifest = json.loads(client.get_manifest("os/node", result.digest).content)
         digest = reference.partition("@")[2]
@@ -154,7 +154,7 @@ def test_base_by_the_digest_of_a_manifest_list_is_built_on(base: Base, tmp_path:
 def test_build_beyond_its_time_ends_and_leaves_nothing(base: Base, tmp_path: Path) -> None:
     result, _ = build(base, tmp_path, "RUN sleep 7654324\n", timeout_s=3.0)
     assert (result.reason, result.line, result.exit_code) == ("DeadlineExceeded", 2, 75)
-    wait_until(has_ended("7654324"))
+    wait_until(lambda: not find_processes("7654324"))
 
 
 def test_build_on_a_full_disk_has_its_reason(base: Base, tmp_path: Path) -> None:
@@ -202,27 +202,6 @@ def test_build_without_a_reachable_cache_succeeds(base: Base, tmp_path: Path) ->
     assert any("incomplete cache" in line for line in lines)
 
 
-def has_ended(argument: str) -> Callable[[], bool]:
-    """Return a check that no process has this argument."""
-
-    def check() -> bool:
-        return not _find_processes(argument)
-
-    return check
-
-
-def _find_processes(argument: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if argument.encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
 def test_killed_local_build_leaves_no_process_and_is_cleaned_up(base: Base, tmp_path: Path) -> None:
     registry, reference = base
     script = (
@@ -243,10 +222,10 @@ def test_killed_local_build_leaves_no_process_and_is_cleaned_up(base: Base, tmp_
         stdout=file,
         stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
-        wait_until(lambda: process.poll() or _find_processes("7654326"), limit_s=40)
+        wait_until(lambda: process.poll() or find_processes("7654326"), limit_s=40)
         assert process.poll() is None, output.read_text()
         process.send_signal(signal.SIGKILL)
-    wait_until(has_ended("7654326"))
+    wait_until(lambda: not find_processes("7654326"))
     assert len(list((tmp_path / "builds").iterdir())) == 1
     # The phase of the killed build holds no lock, but ends a moment later.
     wait_until(builder.remove_abandoned_builds)
@@ -260,12 +239,12 @@ def test_phase_that_was_started_early_waits_until_it_may_run(base: Base, tmp_pat
         argument = f"--inputs={opened.directories.inputs}"
         opened.start_phase(BuildPhase.FETCH)
         opened.start_phase(BuildPhase.PUSH)
-        wait_until(lambda: len(_find_processes(argument)) == 2)
+        wait_until(lambda: len(find_processes(argument)) == 2)
         assert not opened.directories.layout.exists()
         assert opened.run_phase(BuildPhase.FETCH).has_succeeded
         assert opened.directories.layout.exists()
-        assert len(_find_processes(argument)) == 1
-    assert _find_processes(argument) == []
+        assert len(find_processes(argument)) == 1
+    assert find_processes(argument) == []
 
 
 def test_phase_whose_builder_ends_before_it_may_run_does_nothing(tmp_path: Path) -> None:
@@ -299,7 +278,6 @@ def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path
         ]  # fmt: skip
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
             assert process.stdout.readline().startswith(b"fetching ")
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 75

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fixtures.clusters import open_lab
 from treenail.api import annotations as key
 from treenail.cli.controller.main import create_parser as create_controller_parser
 from treenail.cli.controller.main import main as controller_main
@@ -28,7 +28,6 @@ from treenail.update.state.ledger_record import (
     UpdateRecord,
     to_json,
 )
-from treenail_lab.apiserver.serving.server import LabServer
 
 # Clear the screen, set the title, overwrite the line, reorder it, and the one-byte CSI.
 CANARY = "can\x1b[2Jary\x1b]0;t\x07\rx\u202ey\u2066z\x9b1m\x7f"
@@ -203,9 +202,7 @@ def test_invalid_argument_is_escaped(capsys: pytest.CaptureFixture[str]) -> None
 def test_annotations_of_nodes_and_pools_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
-        install_kinds(client)
+    with open_lab(tmp_path / "api") as (server, client):
         named = {"apiVersion": MACHINECONFIGPOOLS.api_version, "kind": "MachineConfigPool"}
         selector = {"matchLabels": {"pool": "worker"}}
         client.create(
@@ -224,7 +221,6 @@ def test_annotations_of_nodes_and_pools_are_escaped(
             arguments = ["status", "--kubeconfig", str(server.admin_kubeconfig), *more]
             assert controller_main(arguments) == 0
             assert assert_escaped(capsys).count(TRACE) >= 4
-        transport.close()
 
 
 class Terminal(io.StringIO):

@@ -1,7 +1,6 @@
 """A cluster for tests of the controllers, the lab's or a real one, and its test objects."""
 
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,11 +11,12 @@ import pytest
 import yaml
 
 from tests.contract.client import Cluster
-from tests.controllers.rollout.agents import ready
+from tests.fixtures.controllers import CLOCK, run_controllers
+from tests.fixtures.objects import ROLE, make_config, make_object, make_ready_condition, resource_of
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.builder.images.signatures import SigningKey
-from treenail.clocks import Clock, SystemClock
+from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.handover.controller import InstallationGate, InstallController
 from treenail.controllers.handover.image_mode import NAMESPACE as INSTALLATION
@@ -31,10 +31,8 @@ from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
-from treenail.controllers.runtime.workers import Controller, ControllerSettings
+from treenail.controllers.runtime.workers import Controller
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
 from treenail.kube.api_client import Client, PatchType
 from treenail.kube.event_recorder import EventRecorder
@@ -57,8 +55,6 @@ from treenail.manifests.permissions import DEFAULT_CONTROLLERS
 from treenail.registry.transport import RegistryLimits
 
 Json = dict[str, Any]
-CLOCK = SystemClock()
-ROLE = "machineconfiguration.openshift.io/role"
 LIMIT_S = 60.0
 
 
@@ -154,39 +150,25 @@ class Place:
         if policy:
             self._apply_policy(yaml.safe_load(policy))
             spec = {"rolloutPolicy": self.prefix, **spec}
-        document: Json = {
-            "apiVersion": MACHINECONFIGPOOLS.api_version,
-            "kind": MACHINECONFIGPOOLS.kind,
-            "metadata": {"name": self.prefix},
-            "spec": {
-                "machineConfigSelector": {"matchLabels": {ROLE: self.prefix}},
-                "nodeSelector": {"matchLabels": {self.prefix: "node"}},
-                **spec,
-            },
+        spec = {
+            "machineConfigSelector": {"matchLabels": {ROLE: self.prefix}},
+            "nodeSelector": {"matchLabels": {self.prefix: "node"}},
+            **spec,
         }
+        document = make_object(MACHINECONFIGPOOLS, self.prefix, spec)
         self._remember(MACHINECONFIGPOOLS, self.prefix, "")
         self.client.patch(MACHINECONFIGPOOLS, self.prefix, document, PatchType.APPLY)
 
     def _apply_policy(self, spec: Json) -> None:
-        document: Json = {
-            "apiVersion": ROLLOUTPOLICIES.api_version,
-            "kind": ROLLOUTPOLICIES.kind,
-            "metadata": {"name": self.prefix},
-            "spec": spec,
-        }
+        document = make_object(ROLLOUTPOLICIES, self.prefix, spec)
         self._remember(ROLLOUTPOLICIES, self.prefix, "")
         self.client.patch(ROLLOUTPOLICIES, self.prefix, document, PatchType.APPLY)
 
     def config(self, name: str, **spec: Any) -> str:
         """Create or change a MachineConfig of the pool; return its full name."""
         full = f"{name}-{self.prefix}"
-        document: Json = {
-            "apiVersion": MACHINECONFIGS.api_version,
-            "kind": MACHINECONFIGS.kind,
-            "metadata": {"name": full, "labels": {ROLE: self.prefix}},
-            "spec": {"config": {"ignition": {"version": "3.5.0"}}, **spec},
-        }
         self._remember(MACHINECONFIGS, full, "")
+        document = make_config(full, role=self.prefix, **spec)
         self.client.patch(MACHINECONFIGS, full, document, PatchType.APPLY)
         return full
 
@@ -196,7 +178,9 @@ class Place:
         metadata = {"name": full, "labels": {self.prefix: "node"}}
         self.client.create(NODES, {"metadata": metadata})
         self._made.append((NODES, full, ""))
-        self.client.patch(NODES, full, {"status": {"conditions": [ready()]}}, subresource="status")
+        self.client.patch(
+            NODES, full, {"status": {"conditions": [make_ready_condition()]}}, subresource="status"
+        )
         return full
 
     def pod(self, node: str, name: str, app: str) -> None:
@@ -315,26 +299,17 @@ class Place:
             ],
             "install": [self._make_install_controller(client, recorder)],
         }
-        controllers = [each for name in self.controllers_run for each in known[name]]
-        runtime = ControllerRuntime(
-            [ControllerSettings(each, first_retry_s=0.05, max_retry_s=1.0) for each in controllers],
-            InformerSet(client, CLOCK),
-            CLOCK,
-            metrics,
+        with run_controllers(
+            client,
+            *(each for name in self.controllers_run for each in known[name]),
+            metrics=metrics,
+            max_retry_s=1.0,
             make_elector=lambda gain, loss: LeaderElector(
                 client, candidacy, CLOCK, on_started_leading=gain, on_stopped_leading=loss
             ),
-        )
-        stop = threading.Event()
-        thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-        thread.start()
-        try:
+        ):
             yield
-        finally:
-            stop.set()
-            thread.join(30)
-            transport.close()
-            assert not thread.is_alive()
+        transport.close()
 
 
 def make_build_controller(
@@ -368,29 +343,9 @@ def make_build_controller(
     )
 
 
-def resource_of(document: Json) -> Resource:
-    """Return the resource of a manifest."""
-    group, _, version = str(document["apiVersion"]).rpartition("/")
-    kind = str(document["kind"])
-    plural = kind.lower()
-    plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
-    return Resource(group, version, plural, kind, namespaced="namespace" in document["metadata"])
-
-
-def collection_of(document: Json) -> str:
-    """Return the path of the collection of a manifest."""
-    resource = resource_of(document)
-    root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.version}"
-    namespace = document["metadata"].get("namespace", "")
-    return "/".join(
-        filter(None, [root, "namespaces" * bool(namespace), namespace, resource.plural])
-    )
-
-
 def _meta(found: Any) -> Json:
     return _part(found, "metadata")
 
 
 def _part(found: Any, name: str) -> Json:
-    part: Json = found.get(name) or {}
-    return part
+    return found.get(name) or {}

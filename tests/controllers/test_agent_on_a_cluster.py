@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import REAL
 from tests.controllers.clusters import Place
+from tests.fixtures.clusters import REAL
 from tests.mco.nodes import LabNodes
 from tests.node_access import NodeAccess
 from tests.waiting import wait_until
@@ -77,7 +77,6 @@ def test_agent_follows_the_controllers_with_its_role_only(site: Site) -> None:
     wait_until(lambda: site.is_at(place.rendered()), limit_s=LIMIT_S)
     assert (machine.root / "etc/treenail-test/a").read_text() == "hello"
     booted = machine.booted_deployment
-    assert booted is not None
     assert "nosmt" in booted.kernel_arguments
     assert machine.boot_count == boots + 1
     wait_until(lambda: place.condition("Updated").get("status") == "True", limit_s=LIMIT_S)

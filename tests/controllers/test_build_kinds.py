@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.objects import Objects
+from tests.fixtures.objects import Objects
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import InvalidError
@@ -18,24 +18,22 @@ REFERENCE: Json = {"group": "", "resource": "configmaps", "name": "x", "namespac
 
 
 def config_spec(objects: Objects, **more: object) -> Json:
-    spec: dict[str, Any] = {
+    return {
         "machineConfigPool": {"name": objects.name},
         "imageBuilder": {"imageBuilderType": "Job"},
         "renderedImagePushSecret": {"name": "push"},
         "renderedImagePushSpec": SPEC,
         **more,
     }
-    return spec
 
 
 def build_spec(**more: object) -> Json:
-    spec: dict[str, Any] = {
+    return {
         "machineConfig": {"name": "rendered-worker-1"},
         "machineOSConfig": {"name": "worker"},
         "renderedImagePushSpec": SPEC,
         **more,
     }
-    return spec
 
 
 def condition(kind: str, status: str = "True", reason: str = "Ready") -> Json:

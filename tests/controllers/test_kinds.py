@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.objects import Objects
 from tests.controllers.rollout.test_schema import (
     INVALID_POLICIES,
     MAX_UNAVAILABLE,
@@ -13,6 +12,7 @@ from tests.controllers.rollout.test_schema import (
     REJECTED_BY_THE_CONTROLLER,
     VALID_POLICIES,
 )
+from tests.fixtures.objects import Objects
 from treenail.api.disruptionpolicy import ClusterDisruptionPolicy, RestartPolicyAction
 from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.errors import InvalidError

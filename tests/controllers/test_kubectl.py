@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import REAL
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
+from tests.fixtures.clusters import REAL
+from tests.fixtures.objects import collection_of
 from treenail.manifests.installation import NAME, InstallOptions, build_documents
 
 KUBECTL = os.environ.get("KUBECTL") or shutil.which("kubectl") or ""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_fixtures import KUBECONFIG
 from tests.contract.client import Cluster, Json
 from tests.contract.test_access import RBAC
 from tests.controllers.access_matrix import (
@@ -22,6 +21,7 @@ from tests.controllers.access_matrix import (
 )
 from tests.controllers.clusters import LIMIT_S
 from tests.controllers.test_roles import MCO, Agents, run_alone
+from tests.fixtures.clusters import KUBECONFIG
 from tests.records import write_record
 from tests.waiting import wait_until
 from treenail.api import annotations as key

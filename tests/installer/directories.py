@@ -5,6 +5,8 @@ from pathlib import Path
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 BASE = f"registry.example.com/os/base@{DIGEST}"
+OUTPUTS = ("machine-pools", "machine-configs", "controller-config")
+"""Folders of an install directory that a stage writes."""
 GROUP = "machineconfiguration.openshift.io/v1"
 
 

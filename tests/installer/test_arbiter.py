@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of
+from tests.fixtures.controllers import open_client
 from tests.installer.directories import make_config, make_pool
 from tests.installer.failures import BrokenSite
 from tests.installer.pool_builds import GROUP, InstallSite
@@ -65,13 +65,14 @@ def test_master_and_arbiter_get_images_of_their_own(
     install.extra = list(make_arbiter(install))
     install.write()
     site = BrokenSite(install, has_controller=True)
-    with start_cluster(site, tmp_path / "api"):
-        client, transport = client_of(install.directory.kubeconfig)
+    with (
+        start_cluster(site, tmp_path / "api"),
+        open_client(install.directory.kubeconfig) as client,
+    ):
         create_arbiter_pool(client, install)
         code, errors = run_bootstrap(site)
         assert code == 0, errors
         found: Any = client.list(MACHINEOSBUILDS).items
-        transport.close()
     images = {each["metadata"]["name"].split("-")[0]: each["status"]["digestedImagePushSpec"]
               for each in found}  # fmt: skip
     assert set(images) == {"master", "arbiter"}

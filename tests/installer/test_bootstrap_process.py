@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of
-from tests.installer.directories import make_config, write_manifest
+from tests.fixtures.controllers import open_client
+from tests.fixtures.files import read_files
+from tests.installer.directories import OUTPUTS, make_config, write_manifest
 from tests.installer.joined_nodes import join_node
 from tests.installer.processes import Bootstrapping, bootstrap, make_directory, run_install
 from tests.installer.test_render_step import prepare_recorded_directory
@@ -32,14 +33,6 @@ def wait_until_serving(process: Bootstrapping) -> None:
     # The status may be that of an earlier process.
     wait_until(lambda: "beginning step first-boot" in process.log.read_text(), limit_s=LIMIT_S)
     process.wait_for_status(step="first-boot", is_serving=True)
-
-
-def read_outputs(root: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(root)): path.read_text()
-        for folder in ("machine-pools", "machine-configs", "controller-config")
-        for path in sorted((root / folder).glob("*"))
-    }
 
 
 def test_control_plane_is_served_and_workers_learn_by_whom(root: Path) -> None:
@@ -198,13 +191,12 @@ def test_installation_is_complete_when_a_machine_has_joined(root: Path, tmp_path
         with LabServer(tmp_path / "lab") as server:
             (root / "auth").mkdir()
             shutil.copy(server.admin_kubeconfig, root / "auth/kubeconfig")
-            client, transport = client_of(server.admin_kubeconfig)
             # The API server of an OpenShift installation runs before any machine has booted.
             process.wait_for_status(
                 step="nodes", activity="0 of the machines of the control plane have joined"
             )
-            join_node(client)
-            transport.close()
+            with open_client(server.admin_kubeconfig) as client:
+                join_node(client)
             found = run_install("wait-for", "bootstrap-complete", "--dir", root, "--timeout=50s")
             assert found.returncode == 0, found.stdout
             # Late machines of the control plane still get their config.
@@ -226,10 +218,8 @@ def test_first_boot_above_its_limit_fails_and_continues_later(root: Path, tmp_pa
     waited = run_install("wait-for", "bootstrap-complete", "--dir", root)
     assert waited.returncode == 5
     assert failure["reason"] in waited.stdout
-    with LabServer(tmp_path / "lab") as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path / "lab") as server, open_client(server.admin_kubeconfig) as client:
         join_node(client)
-        transport.close()
         again = run_install(
             "bootstrap", "--dir", root, "--listen=127.0.0.1:0", "--stop-when-complete",
             "--kubeconfig", server.admin_kubeconfig,
@@ -279,7 +269,7 @@ def test_kills_at_any_time_end_in_the_same_files(root: Path, seed: int) -> None:
             process.process.wait(source.random())
     with bootstrap(root) as process:
         wait_until_serving(process)
-        assert read_outputs(root) == read_outputs(reference)
+        assert read_files(root, *OUTPUTS) == read_files(reference, *OUTPUTS)
         assert process.fetch()[0] == 200
 
 

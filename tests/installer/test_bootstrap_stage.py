@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import walk_budget
-from tests.installer.directories import make_config, make_pool, write_manifest
+from tests.fixtures.files import read_files
+from tests.installer.directories import OUTPUTS, make_config, make_pool, write_manifest
 from tests.installer.dying import DeathError, FillingDisk, FullDisk, Fuse
 from tests.installer.stages import Outside, run_stage
 from treenail.errors import ConfigError, FileError
@@ -28,23 +29,14 @@ def root(tmp_path: Path) -> Path:
     return make_root(tmp_path / "cluster")
 
 
-def read_rendered(root: Path) -> dict[str, str]:
-    return {
-        f"{folder}/{path.name}": path.read_text()
-        for folder in ("machine-pools", "machine-configs")
-        for path in sorted((root / folder).iterdir())
-    }
-
-
 def read_status(root: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((root / ".treenail/status.json").read_text())
-    return found
+    return json.loads((root / ".treenail/status.json").read_text())
 
 
 def test_death_at_each_point_ends_in_the_same_cluster(root: Path) -> None:
     reference, fuse = Outside(), Fuse()
     run_stage(root, reference, fuse)
-    expected, rendered = reference.read_result(), read_rendered(root)
+    expected, rendered = reference.read_result(), read_files(root, *OUTPUTS[:2])
     assert len(reference.builds) == 2
     # More than the 100 runs of each of its steps: files, images, cluster.
     assert fuse.passed > 100
@@ -58,7 +50,7 @@ def test_death_at_each_point_ends_in_the_same_cluster(root: Path) -> None:
         run_stage(clean, outside)
         assert outside.read_result() == expected, f"after a death at point {point}"
         assert len(outside.builds) == 2, f"after a death at point {point}"
-        assert read_rendered(clean) == rendered
+        assert read_files(clean, *OUTPUTS[:2]) == rendered
         assert read_status(clean)["phase"] == "complete"
 
 
@@ -144,6 +136,8 @@ def test_disk_that_fills_up_at_any_write_ends_in_the_same_cluster(root: Path) ->
         run_stage(clean, outside)
         assert outside.read_result() == expected, f"full at write {number}"
         assert len(outside.builds) == 2, f"full at write {number}"
-        assert read_rendered(clean) == read_rendered(root.parent / "reference")
+        assert read_files(clean, *OUTPUTS[:2]) == read_files(
+            root.parent / "reference", *OUTPUTS[:2]
+        )
         assert read_status(clean)["phase"] == "complete"
     assert all("df -h" in each for each in remedies)

@@ -11,12 +11,13 @@ import pytest
 from tests.builder.base_image import BUSYBOX
 from tests.builder.builds import push_base
 from tests.builder.sandboxing import has_namespaces
-from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fixtures.controllers import open_client, run_controllers
+from tests.fixtures.files import read_parts
+from tests.fixtures.objects import install_kinds
 from tests.installer.adoption import create_rendered_pool
 from tests.installer.asking_machine import AskingMachine
 from tests.installer.failures import FAILURES, NEEDS_BUILDAH, BrokenSite
 from tests.installer.joined_nodes import join_node
-from tests.installer.log_bundle.bundles import read_parts
 from tests.installer.pool_builds import InstallSite, make_secret
 from tests.installer.processes import run_install
 from tests.registry.real_registry import (
@@ -36,10 +37,6 @@ from treenail.controllers.handover.handover_objects import (
 from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.kube.api_client import Client
@@ -89,10 +86,9 @@ def start_cluster(site: BrokenSite, place: Path) -> Iterator[None]:
     if not site.needs_cluster:
         yield
         return
-    with LabServer(place) as server:
+    with LabServer(place) as server, open_client(server.admin_kubeconfig) as client:
         kubeconfig.parent.mkdir(exist_ok=True)
         shutil.copy(server.admin_kubeconfig, kubeconfig)
-        client, transport = client_of(server.admin_kubeconfig)
         stand_in = HandoverStandIn(client)
         client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         for secret in site.published:
@@ -115,7 +111,6 @@ def start_cluster(site: BrokenSite, place: Path) -> Iterator[None]:
                 for each in client.list(SECRETS, namespace=NAMESPACE).items
                 if each["metadata"]["name"] == HANDOVER_SECRET
             ]
-            transport.close()
 
 
 @contextmanager
@@ -163,20 +158,8 @@ def run_controller(site: BrokenSite, client: Client) -> Iterator[None]:
         EventRecorder(client, "treenail-controller", "test", clock),
         ImageMover(ClusterReader(client, clock, namespace=NAMESPACE), clock),
     )
-    runtime = ControllerRuntime(
-        [ControllerSettings(controller, workers=1, first_retry_s=0.05, max_retry_s=0.5)],
-        InformerSet(client, clock),
-        clock,
-        ControllerMetrics(),
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
+    with run_controllers(client, controller, workers=1):
         yield
-    finally:
-        stop.set()
-        thread.join(30)
 
 
 def run_bootstrap(site: BrokenSite, *arguments: str) -> tuple[int, str]:

@@ -15,9 +15,11 @@ import pytest
 
 from tests.crash.disk_model import DIRECTORY, LINK, Tree
 from tests.crash.recorder import Recorder
+from tests.fixtures.files import read_files
+from tests.installer.directories import OUTPUTS
 from tests.installer.dying import DeathError
 from tests.installer.stages import Outside, run_stage
-from tests.installer.test_bootstrap_stage import make_root, read_rendered, read_status
+from tests.installer.test_bootstrap_stage import make_root, read_status
 from tests.installer.test_prepare import CONTAINERFILE, FIELD, GENERATED, HEAD, TAIL, prepare
 from tests.records import write_record
 from treenail.installer.directory.install_files import InstallFiles
@@ -93,7 +95,7 @@ def test_power_cut_of_the_stage_bootstrap_ends_in_the_same_cluster(
 ) -> None:
     reference = Outside()
     run_stage(make_root(tmp_path / "reference"), reference, files=InstallFiles())
-    expected, rendered = reference.read_result(), read_rendered(tmp_path / "reference")
+    expected, rendered = reference.read_result(), read_files(tmp_path / "reference", *OUTPUTS[:2])
     parent = tmp_path / "parent"
 
     def run(outside: Outside) -> Run:
@@ -117,7 +119,7 @@ def test_power_cut_of_the_stage_bootstrap_ends_in_the_same_cluster(
             run_stage(disk, after, files=InstallFiles())
             assert after.read_result() == expected, f"after a cut before change {cut}"
             assert len(after.builds) == 2, f"after a cut before change {cut}"
-            assert read_rendered(disk) == rendered
+            assert read_files(disk, *OUTPUTS[:2]) == rendered
             assert read_status(disk)["phase"] == "complete"
     if cuts > changes:
         write_record(

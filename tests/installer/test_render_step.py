@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.installer.directories import make_config, make_pool, write_manifest
+from tests.fixtures.files import read_files
+from tests.installer.directories import OUTPUTS, make_config, make_pool, write_manifest
 from tests.installer.dying import DeathError, DyingFiles, Fuse
 from tests.oracle import ROOT, needs_oracle, records
 from treenail.api.machineconfig import MachineConfig
@@ -55,14 +56,6 @@ class Rendering:
 
     def run(self) -> dict[str, str]:
         return dict(self.step.run(Reports()))
-
-
-def read_files(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for name in ("machine-pools", "machine-configs", "controller-config")
-        for path in sorted((root / name).glob("*"))
-    }
 
 
 def load(path: Path) -> Any:
@@ -139,12 +132,12 @@ def test_next_process_resumes_without_a_write(root: Path) -> None:
 @pytest.mark.parametrize("damage", ["machine-pools/master.yaml", "machine-configs/{master}.yaml"])
 def test_changed_output_is_written_again(root: Path, damage: str) -> None:
     result = Rendering(root).run()
-    before = read_files(root)
+    before = read_files(root, *OUTPUTS)
     (root / damage.format(**result)).write_text("kind: Nothing\n")
     again = Rendering(root)
     assert not again.step.resume(result)
     assert again.run() == result
-    assert read_files(root) == before
+    assert read_files(root, *OUTPUTS) == before
 
 
 def test_changed_manifest_is_named_and_its_old_files_go(root: Path) -> None:
@@ -164,7 +157,7 @@ def test_changed_manifest_is_named_and_its_old_files_go(root: Path) -> None:
     }
     assert not second.step.resume(before)
     after = second.run()
-    assert sorted(read_files(root)) == [
+    assert sorted(read_files(root, *OUTPUTS)) == [
         f"machine-configs/{after['master']}.yaml",
         "machine-pools/master.yaml",
     ]
@@ -174,17 +167,17 @@ def test_death_at_each_write_leaves_whole_files(root: Path) -> None:
     fuse = Fuse()
     reference = Rendering(root, DyingFiles(fuse))
     reference.run()
-    complete = read_files(root)
+    complete = read_files(root, *OUTPUTS)
     for point in range(1, fuse.passed + 1):
         for folder in ("machine-pools", "machine-configs"):
             shutil.rmtree(root / folder)
         with pytest.raises(DeathError):
             Rendering(root, DyingFiles(Fuse(point))).run()
-        found = read_files(root)
+        found = read_files(root, *OUTPUTS)
         whole = {name: content for name, content in found.items() if "/.treenail-" not in name}
         assert whole.items() <= complete.items()
         Rendering(root).run()
-        assert read_files(root) == complete
+        assert read_files(root, *OUTPUTS) == complete
 
 
 def test_errors_of_all_pools_are_in_one_message(root: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.builder.builds import push_base
+from tests.fixtures.files import read_parts
 from tests.installer.failures import BrokenSite
-from tests.installer.log_bundle.bundles import read_parts
 from tests.installer.pool_builds import InstallSite
 from tests.installer.processes import run_install
 from tests.installer.test_failed_installs import run_bootstrap, start_cluster

@@ -2,16 +2,16 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fixtures.clusters import open_lab
+from tests.fixtures.controllers import open_client
+from tests.fixtures.files import read_parts
 from tests.installer.directories import make_pool
 from tests.installer.joined_nodes import join_node
-from tests.installer.log_bundle.bundles import read_parts
 from tests.installer.processes import make_directory, run_install
 from treenail.api import annotations as key
 from treenail.api.decode import Json
@@ -104,22 +104,19 @@ def test_pool_waits_for_its_build_and_its_nodes() -> None:
 def cluster(tmp_path: Path) -> Iterator[tuple[Path, Client]]:
     """A cluster whose control plane is complete, and whose worker image failed."""
     root = make_directory(tmp_path / "cluster")
-    with LabServer(tmp_path / "api") as server:
+    with open_lab(tmp_path / "api") as (server, client):
         (root / "auth").mkdir()
         shutil.copy(server.admin_kubeconfig, root / "auth/kubeconfig")
-        client, transport = client_of(server.admin_kubeconfig)
-        with closing(transport):
-            install_kinds(client)
-            client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
-            result = build_result_configmap(HandoverResult({}, "", ""))
-            client.create(CONFIGMAPS, result, namespace=NAMESPACE)
-            join_node(client)
-            client.create(MACHINECONFIGPOOLS, make_pool("worker"))
-            status = {"status": make_status(total=0, updated=0)}
-            client.patch(MACHINECONFIGPOOLS, "worker", status, subresource="status")
-            client.create(MACHINEOSCONFIGS, make_image_config("worker-1"))
-            add_build(client, "worker-1", BuildState.FAILED, CAUSE)
-            yield root, client
+        client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        result = build_result_configmap(HandoverResult({}, "", ""))
+        client.create(CONFIGMAPS, result, namespace=NAMESPACE)
+        join_node(client)
+        client.create(MACHINECONFIGPOOLS, make_pool("worker"))
+        status = {"status": make_status(total=0, updated=0)}
+        client.patch(MACHINECONFIGPOOLS, "worker", status, subresource="status")
+        client.create(MACHINEOSCONFIGS, make_image_config("worker-1"))
+        add_build(client, "worker-1", BuildState.FAILED, CAUSE)
+        yield root, client
 
 
 def add_build(client: Client, name: str, state: BuildState, message: str) -> None:
@@ -154,10 +151,8 @@ def test_failed_worker_image_is_reported_until_the_fix(
 @pytest.mark.integration
 def test_bundle_of_a_cluster_without_controllers_has_its_nodes(tmp_path: Path) -> None:
     root, bundle = make_directory(tmp_path / "cluster"), tmp_path / "bundle.tar.gz"
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
-        with closing(transport):
-            join_node(client)
+    with LabServer(tmp_path / "api") as server, open_client(server.admin_kubeconfig) as client:
+        join_node(client)
         kubeconfig = f"--kubeconfig={server.admin_kubeconfig}"
         gathered = run_install("gather", "--dir", root, kubeconfig, "-o", bundle)
     assert gathered.returncode == 0, gathered.stderr

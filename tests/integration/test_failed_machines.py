@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.installer.log_bundle.bundles import read_parts
+from tests.fixtures.files import read_parts
 from tests.waiting import wait_until
 from treenail.errors import HostError
 from treenail.kube.resources import MACHINEOSCONFIGS

@@ -1,7 +1,6 @@
 """Both transports against a real HTTPS server, and features of the agent's transport only."""
 
 import gzip
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.files import write_kubeconfig
 from tests.kube.server import Answer, Exchange, Server, serving
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
@@ -34,24 +34,9 @@ def official(kubeconfig: str) -> Transport:
 
 
 def kubeconfig(server: Server, user: dict[str, object] | None = None, **cluster: object) -> str:
-    path = server.directory / "kubeconfig"
-    document = {
-        "current-context": "it",
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "clusters": [
-            {
-                "name": "it",
-                "cluster": {
-                    "server": server.url,
-                    "certificate-authority": str(server.authority.file),
-                    **cluster,
-                },
-            }
-        ],
-        "users": [{"name": "it", "user": {"token": "t0ps3cret"} if user is None else user}],
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
+    user = {"token": "t0ps3cret"} if user is None else user
+    authority = {"certificate-authority": str(server.authority.file), **cluster}
+    return write_kubeconfig(server.directory / "kubeconfig", user, server=server.url, **authority)
 
 
 @pytest.fixture(params=[thin, official])
@@ -319,29 +304,38 @@ def test_interrupted_stream_raises_unreachable(tmp_path: Path, connect: Connect)
             next(lines)
 
 
-def test_stream_ends_after_its_duration(tmp_path: Path, connect: Connect) -> None:
+@pytest.mark.parametrize(
+    ("line", "duration_s", "error", "text"),
+    [
+        (b"", 0.2, UnreachableError, r"no response within 0\.2 s"),
+        (b"x" * 20_000, 10, ClusterError, "longer than 10000"),
+        (b"", 60, None, ""),
+    ],
+    ids=["after its duration", "endless line", "closed between reads"],
+)
+def test_stream_without_lines_ends(
+    tmp_path: Path,
+    connect: Connect,
+    line: bytes,
+    duration_s: float,
+    error: type[Exception] | None,
+    text: str,
+) -> None:
     def stream(exchange: Exchange) -> None:
         exchange.begin_stream()
+        if line:
+            exchange.chunk(line)
         exchange.wait_for_the_end()
 
     with serving(tmp_path, stream) as server:
-        found = connect(server).open_stream(GET, duration_s=0.2)
+        found = connect(server).open_stream(GET, duration_s=duration_s)
         found.read_response()
-        with pytest.raises(UnreachableError, match=r"no response within 0\.2 s"):
-            next(found.iter_lines())
-
-
-def test_endless_line_is_rejected(tmp_path: Path, connect: Connect) -> None:
-    def stream(exchange: Exchange) -> None:
-        exchange.begin_stream()
-        exchange.chunk(b"x" * 20_000)
-        exchange.wait_for_the_end()
-
-    with serving(tmp_path, stream) as server:
-        found = connect(server).open_stream(GET, duration_s=10)
-        found.read_response()
-        with pytest.raises(ClusterError, match="longer than 10000"):
-            next(found.iter_lines())
+        if error is None:
+            found.close()
+            assert list(found.iter_lines()) == []
+        else:
+            with pytest.raises(error, match=text):
+                next(found.iter_lines())
 
 
 def test_rejected_stream_with_endless_body_closes_its_connection(
@@ -410,21 +404,6 @@ def test_closed_stream_wakes_the_thread_that_connects(
         waiter.join(10)
 
     assert len(failures) == 1
-
-
-def test_stream_closed_between_reads_closes_its_connection(
-    tmp_path: Path, connect: Connect
-) -> None:
-    def stream(exchange: Exchange) -> None:
-        exchange.begin_stream()
-        exchange.wait_for_the_end()
-
-    with serving(tmp_path, stream) as server:
-        found = connect(server).open_stream(GET, duration_s=60)
-        found.read_response()
-        found.close()
-
-        assert list(found.iter_lines()) == []
 
 
 def test_stream_closed_before_it_began_sends_nothing(

@@ -67,12 +67,6 @@ ASKED_ELSEWHERE = {
 }
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path / "api") as found:
-        yield found
-
-
 class Cluster:
     """Actions of users and an agent, with administrator credentials."""
 

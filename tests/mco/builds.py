@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import resource_of
+from tests.fixtures.objects import resource_of
 from tests.mco.operator import CONTROLLER_CONFIG, NAMESPACE, Json
 from tests.realcluster import RealCluster
 from treenail.clocks import SystemClock

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
+from tests.fixtures.objects import collection_of
 from tests.mco import programs
 from tests.oracle import rendered
 from tests.provisioning.process import run_server

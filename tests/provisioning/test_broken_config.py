@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.clusters import CLOCK, LIMIT_S, Place
+from tests.controllers.clusters import LIMIT_S, Place
 from tests.controllers.rollout.agents import Agents
+from tests.fixtures.controllers import CLOCK
 from tests.provisioning.samples import make_file
 from tests.provisioning.serving import IGNITION, Response, Serving, serve
 from tests.waiting import wait_until

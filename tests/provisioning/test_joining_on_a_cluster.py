@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster_fixtures import REAL
 from tests.contract.client import Cluster
 from tests.contract.csr import (
     REQUESTS,
@@ -19,7 +18,9 @@ from tests.contract.csr import (
     make_pkcs10,
     make_request,
 )
-from tests.controllers.clusters import CLOCK, collection_of
+from tests.fixtures.clusters import REAL
+from tests.fixtures.controllers import CLOCK
+from tests.fixtures.objects import collection_of
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
 from treenail.controllers.runtime.informer_set import InformerSet
@@ -176,8 +177,7 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
 
     def read_certificate() -> str:
         found = joining.admin.get(f"{REQUESTS}/{request}").ok()["status"]
-        certificate: str = found.get("certificate", "")
-        return certificate
+        return found.get("certificate", "")
 
     identity = CertificateIdentity(
         base64.b64decode(wait_until(read_certificate, limit_s=LIMIT_S)), encode_key(key)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
 from tests.controllers.installed import apply
 from tests.fakes.clock import FakeClock
+from tests.fixtures.objects import collection_of
 from tests.provisioning.process import Running, run_server
 from tests.provisioning.samples import NEW, make_config, make_file, make_pool
 from tests.provisioning.serving import LIMIT_S, serve

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import install_kinds
 from tests.provisioning.logged import NOW, make_refusal, make_row
 from tests.provisioning.samples import make_pool
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -127,10 +128,8 @@ class Provisioned:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Provisioned]:
-    with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path) as server, open_client(server.admin_kubeconfig) as client:
         yield Provisioned(client)
-        transport.close()
 
 
 @pytest.mark.integration

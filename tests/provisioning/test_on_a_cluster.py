@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster_fixtures import REAL
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
+from tests.fixtures.clusters import REAL
+from tests.fixtures.objects import collection_of
 from tests.provisioning.process import run_server
 from tests.provisioning.samples import IMAGE, NEW, OLD, Json, make_config, make_file, make_pool
 from tests.provisioning.serving import LIMIT_S

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
 from tests.controllers.installed import apply
+from tests.fixtures.objects import collection_of
 from tests.provisioning.process import run_server
 from tests.provisioning.samples import NEW, make_config, make_file, make_large_configs, make_pool
 from tests.provisioning.serving import LIMIT_S, write_certificate, write_json

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
 from tests.fakes.clock import FakeClock
+from tests.fixtures.objects import collection_of
 from tests.provisioning.samples import (
     IMAGE,
     NEW,
@@ -100,8 +100,7 @@ class ClusterPlace:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "directory":
         return DirectoryPlace(tmp_path)
-    found: ClusterPlace = request.getfixturevalue("cluster_place")
-    return found
+    return request.getfixturevalue("cluster_place")
 
 
 @pytest.fixture

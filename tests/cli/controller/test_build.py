@@ -3,7 +3,7 @@
 import base64
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,233 +11,183 @@ import pytest
 from tests.builder.base_image import ARCHITECTURE, needs_busybox
 from tests.builder.builds import open_client, push_base
 from tests.builder.sandboxing import needs_buildah
+from tests.fixtures.objects import Json, make_config, make_file, make_object
 from tests.registry.images import push_image
 from treenail.builder.build_layout import ImageLayout
 from treenail.cli.controller.main import main
+from treenail.kube.resources import CONFIGMAPS, MACHINECONFIGPOOLS, MACHINEOSCONFIGS, SECRETS
 from treenail.registry.names import parse_descriptor
 from treenail.registry.uploads import upload_bytes
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 DIGEST = "sha256:" + 64 * "a"
-API = "machineconfiguration.openshift.io/v1"
+BASE = f"registry.example.com/os/base@{DIGEST}"
 TEXT = "FROM configs AS final\nCOPY motd /etc/motd\nRUN cat /etc/motd\n"
 
 
-def write_manifests(directory: Path, registry: str, base: str, text: str = TEXT) -> Path:
-    """Write a pool, its configs and a MachineOSConfig; return the directory."""
-    worker = {"machineconfiguration.openshift.io/role": "worker"}
-    documents = [
-        {
-            "apiVersion": API,
-            "kind": "MachineConfigPool",
-            "metadata": {"name": "worker"},
-            "spec": {"machineConfigSelector": {"matchLabels": worker}},
-        },
-        {
-            "apiVersion": API,
-            "kind": "MachineConfig",
-            "metadata": {"name": "50-worker", "labels": worker},
-            "spec": {
-                "osImageURL": base,
-                "config": {
-                    "ignition": {"version": "3.4.0"},
-                    "storage": {
-                        "files": [
-                            {"path": "/etc/configured", "contents": {"source": "data:,yes"}},
-                            {"path": "/var/state", "contents": {"source": "data:,no"}},
-                        ]
-                    },
-                },
-            },
-        },
-        {
-            "apiVersion": API,
-            "kind": "MachineOSConfig",
-            "metadata": {
-                "name": "worker",
-                "annotations": {"treenail.io/context": "files"} if "COPY" in text else {},
-            },
-            "spec": {
-                "machineConfigPool": {"name": "worker"},
-                "imageBuilder": {"imageBuilderType": "Job"},
-                "renderedImagePushSecret": {"name": "push"},
-                "renderedImagePushSpec": f"{registry}/os/node:latest",
-                "containerFile": [{"content": text}] if text else [],
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "files"},
-            "data": {"motd": "welcome\n"},
-        },
-    ]
-    directory.mkdir(exist_ok=True)
-    (directory / "all.json").write_text(
-        json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
-    )
-    return directory
+class BuildInput:
+    """A pool, its configs and a MachineOSConfig in a file, and the command that reads it."""
+
+    def __init__(self, top: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.top = top
+        self.directory = top / "manifests"
+        self._capsys = capsys
+
+    def write(
+        self, text: str = TEXT, *, host: str = "registry.example.com", base: str = BASE
+    ) -> None:
+        worker = {"machineconfiguration.openshift.io/role": "worker"}
+        files = [make_file("/etc/configured", "yes"), make_file("/var/state", "no")]
+        spec = {"machineConfigSelector": {"matchLabels": worker}}
+        built = {
+            "machineConfigPool": {"name": "worker"},
+            "imageBuilder": {"imageBuilderType": "Job"},
+            "renderedImagePushSecret": {"name": "push"},
+            "renderedImagePushSpec": f"{host}/os/node:latest",
+            "containerFile": [{"content": text}] if text else [],
+        }
+        notes = {"treenail.io/context": "files"} if "COPY" in text else {}
+        self._save([
+            make_object(MACHINECONFIGPOOLS, "worker", spec),
+            make_config("50-worker", *files, role="worker", osImageURL=base),
+            make_object(MACHINEOSCONFIGS, "worker", built, annotations=notes),
+            make_object(CONFIGMAPS, "files", top={"data": {"motd": "welcome\n"}}),
+        ])  # fmt: skip
+
+    def _save(self, documents: list[Json]) -> None:
+        self.directory.mkdir(exist_ok=True)
+        found = {"apiVersion": "v1", "kind": "List", "items": documents}
+        (self.directory / "all.json").write_text(json.dumps(found))
+
+    def edit(self, change: Callable[[dict[str, Json]], object]) -> None:
+        """Change the documents, which are by kind."""
+        documents = json.loads((self.directory / "all.json").read_text())["items"]
+        by_kind = {each["kind"]: each for each in documents}
+        change(by_kind)
+        self._save(list(by_kind.values()))
+
+    def annotate(self, **notes: str) -> None:
+        """Annotate the MachineOSConfig."""
+        named = {f"treenail.io/{name.replace('_', '-')}": text for name, text in notes.items()}
+        self.edit(lambda found: found["MachineOSConfig"]["metadata"]["annotations"].update(named))
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run the command; return its output, or its errors if it fails."""
+        found = main(["build", "-f", str(self.directory), *arguments])
+        shown = self._capsys.readouterr()
+        assert found == code, shown.err
+        return shown.err if code else shown.out
+
+    def read_build(self, *arguments: str) -> Json:
+        """Run the command; return its only build."""
+        (item,) = json.loads(self.run(*arguments, "-o", "json"))["builds"]
+        return item
+
+    def write_login(self, name: str, content: bytes) -> str:
+        (self.top / name).write_bytes(content)
+        return str(self.top / name)
 
 
-def test_build_of_files_shows_key_and_containerfile_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    before = sorted(tmp_path.rglob("*"))
-    assert main(["build", "-f", str(manifests)]) == 0
-    shown = capsys.readouterr().out
+@pytest.fixture
+def given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> BuildInput:
+    found = BuildInput(tmp_path, capsys)
+    found.write()
+    return found
+
+
+def test_build_of_files_shows_key_and_containerfile_and_changes_nothing(given: BuildInput) -> None:
+    before = sorted(given.top.rglob("*"))
+    shown = given.run()
     assert "content key:" in shown
-    assert f"FROM {base} AS configs" in shown
+    assert f"FROM {BASE} AS configs" in shown
     assert "COPY motd /etc/motd" in shown
     assert "registry.example.com/os/node:system-" in shown
     assert "/var/state" in shown
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(given.top.rglob("*")) == before
 
 
-def test_build_of_files_with_a_cache_or_another_driver_has_another_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    keys = set()
-    for options in ([], ["--build-cache=registry.example.com/cache"], ["--storage-driver=vfs"]):
-        assert main(["build", "-f", str(manifests), "-o", "json", *options]) == 0
-        (item,) = json.loads(capsys.readouterr().out)["builds"]
-        keys.add(item["contentKey"])
-    assert len(keys) == 3
+def test_build_of_files_with_another_input_has_another_key(given: BuildInput) -> None:
+    options = ([], ["--build-cache=registry.example.com/cache"], ["--storage-driver=vfs"])
+    builds = [given.read_build(*each) for each in options]
+    given.edit(lambda found: found["ConfigMap"]["data"].update(motd="goodbye"))
+    builds.append(given.read_build())
+    assert len({each["contentKey"] for each in builds}) == 4
+    for each in builds:
+        assert each["needsJob"]
+        assert each["machineOSBuild"].startswith("worker-")
 
 
-def test_build_of_files_with_another_context_has_another_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    keys = []
-    for content in ("welcome", "goodbye"):
-        path = manifests / "all.json"
-        path.write_text(path.read_text().replace("welcome", content))
-        assert main(["build", "-f", str(manifests), "-o", "json"]) == 0
-        (item,) = json.loads(capsys.readouterr().out)["builds"]
-        assert item["needsJob"]
-        assert item["machineOSBuild"].startswith("worker-")
-        keys.append(item["contentKey"])
-    assert keys[0] != keys[1]
-
-
-def test_build_for_several_architectures_shows_each_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    documents = json.loads((manifests / "all.json").read_text())
-    for each in documents["items"]:
-        if each["kind"] == "MachineOSConfig":
-            each["spec"]["containerFile"] = [
-                {"containerfileArch": name, "content": f"FROM configs AS final\nRUN echo {name}\n"}
-                for name in ("AMD64", "ARM64")
-            ]
-    (manifests / "all.json").write_text(json.dumps(documents))
-    arguments = ["build", "-f", str(manifests), "--architecture=arm64", "--architecture=amd64"]
-    assert main([*arguments, "-o", "json"]) == 0, capsys.readouterr().err
-    (item,) = json.loads(capsys.readouterr().out)["builds"]
+def test_build_for_several_architectures_shows_each_of_them(given: BuildInput) -> None:
+    files = [
+        {"containerfileArch": name, "content": f"FROM configs AS final\nRUN echo {name}\n"}
+        for name in ("AMD64", "ARM64")
+    ]
+    given.edit(lambda found: found["MachineOSConfig"]["spec"].update(containerFile=files))
+    arguments = ["--architecture=arm64", "--architecture=amd64"]
+    item = given.read_build(*arguments)
     amd64, arm64 = item["systems"]
     assert (amd64["architecture"], arm64["architecture"]) == ("amd64", "arm64")
     assert len({amd64["contentKey"], arm64["contentKey"], item["contentKey"]}) == 3
     assert "RUN echo ARM64" in arm64["containerfile"]
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out
+    shown = given.run(*arguments)
     assert "a list of manifests" in shown
     assert shown.index("RUN echo AMD64") < shown.index("RUN echo ARM64")
     assert arm64["image"] in shown
-    assert main([*arguments, "--local"]) == 64
-    assert "cannot build for amd64, arm64 on this host" in capsys.readouterr().err
+    assert "cannot build for amd64, arm64 on this host" in given.run(*arguments, "--local", code=64)
 
 
-def test_build_of_two_machineosconfigs_for_a_pool_names_the_one_that_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    documents = json.loads((manifests / "all.json").read_text())
-    (one,) = [each for each in documents["items"] if each["kind"] == "MachineOSConfig"]
-    documents["items"].append({**one, "metadata": {"name": "other"}})
-    (manifests / "all.json").write_text(json.dumps(documents))
-    assert main(["build", "-f", str(manifests)]) == 1
-    shown = capsys.readouterr().err
-    assert "MachineOSConfig other: spec.machineConfigPool.name: " in shown
-    assert "MachineOSConfig worker" in shown
-
-
-def test_build_without_the_files_for_copy_says_how_to_add_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    documents = json.loads((manifests / "all.json").read_text())
-    documents["items"] = [each for each in documents["items"] if each["kind"] != "ConfigMap"]
-    (manifests / "all.json").write_text(json.dumps(documents))
-    assert main(["build", "-f", str(manifests)]) == 1
-    shown = capsys.readouterr().err
-    assert "found ConfigMap files, which does not exist; add the ConfigMap to the files" in shown
-
-
-def test_build_without_containerfile_needs_no_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base, text="")
-    assert main(["build", "-f", str(manifests)]) == 0
-    assert "the build needs no Job" in capsys.readouterr().out
+def add_second(found: dict[str, Json]) -> None:
+    found["another"] = {**found["MachineOSConfig"], "metadata": {"name": "other"}}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("change", "code", "sentences"),
     [
-        (["--push"], 64, "--push without --local"),
-        (["--output", "oci:image"], 64, "--output without --local"),
-        (["--local", "--output", "image"], 64, "expected oci:DIR"),
-        (["--pool", "infra"], 64, "no MachineOSConfig for pool infra"),
-        (["--local", "--timeout", "0"], 64, "expected seconds above 0"),
+        (add_second, 1,
+         ["MachineOSConfig other: spec.machineConfigPool.name: ", "MachineOSConfig worker"]),
+        (lambda found: found.pop("ConfigMap"), 1,
+         ["found ConfigMap files, which does not exist; add the ConfigMap to the files"]),
+        (lambda found: found.pop("MachineConfigPool"), 64,
+         ["the input has no MachineConfigPool worker, found: none",
+          "kubectl get machineconfigpool worker -o yaml"]),
+    ],
+    ids=["two for a pool", "no files for COPY", "no pool"],
+)  # fmt: skip
+def test_build_of_incomplete_files_names_the_remedy(
+    given: BuildInput,
+    change: Callable[[dict[str, Json]], object],
+    code: int,
+    sentences: list[str],
+) -> None:
+    given.edit(change)
+    shown = given.run(code=code)
+    assert [each for each in sentences if each not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--push"], "--push without --local"),
+        (["--output", "oci:image"], "--output without --local"),
+        (["--local", "--output", "image"], "expected oci:DIR"),
+        (["--pool", "infra"], "no MachineOSConfig for pool infra"),
+        (["--local", "--timeout", "0"], "expected seconds above 0"),
     ],
 )
 def test_build_with_wrong_arguments_names_the_remedy(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    code: int,
-    message: str,
+    given: BuildInput, arguments: list[str], message: str
 ) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base)
-    assert main(["build", "-f", str(manifests), *arguments]) == code
-    assert message in capsys.readouterr().err
+    assert message in given.run(*arguments, code=64)
 
 
-def test_build_without_the_pool_says_how_to_add_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base) / "all.json"
-    documents = json.loads(manifests.read_text())
-    documents["items"] = [
-        each for each in documents["items"] if each["kind"] != "MachineConfigPool"
-    ]
-    manifests.write_text(json.dumps(documents))
-    assert main(["build", "-f", str(manifests)]) == 64
-    shown = capsys.readouterr().err
-    assert "the input has no MachineConfigPool worker, found: none" in shown
-    assert "kubectl get machineconfigpool worker -o yaml" in shown
+def test_build_without_containerfile_needs_no_job(given: BuildInput) -> None:
+    given.write("")
+    assert "the build needs no Job" in given.run()
 
 
-def test_build_of_a_wrong_containerfile_names_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = f"registry.example.com/os/base@{DIGEST}"
-    text = "FROM configs AS final\nADMIRE me\n"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", base, text=text)
-    assert main(["build", "-f", str(manifests)]) == 1
-    assert "line 2" in capsys.readouterr().err
+def test_build_of_a_wrong_containerfile_names_its_line(given: BuildInput) -> None:
+    given.write("FROM configs AS final\nADMIRE me\n")
+    assert "line 2" in given.run(code=1)
 
 
 @pytest.fixture(scope="module")
@@ -246,118 +196,89 @@ def registry() -> Iterator[RegistryService]:
         yield service
 
 
-def write_tagged(directory: Path, registry: RegistryService, tag: str) -> Path:
-    """Write manifests with a base by tag; return their directory."""
-    base = f"{registry.host}/os/base@{DIGEST}"
-    manifests = write_manifests(directory, registry.host, base) / "all.json"
-    documents = json.loads(manifests.read_text())
-    for each in documents["items"]:
-        if each["kind"] == "MachineOSConfig":
-            each["metadata"]["annotations"]["treenail.io/base-image"] = tag
-    manifests.write_text(json.dumps(documents))
-    return directory
-
-
-def add_login(directory: Path, content: bytes, **encoding: bool) -> None:
-    """Add the cluster's pull secret to manifests."""
-    secret: dict[str, object] = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/dockerconfigjson",
-        "metadata": {"name": "global-pull-secret-copy"},
-    }
-    if encoding.get("is_plain"):
-        secret["stringData"] = {".dockerconfigjson": content.decode()}
-    else:
-        secret["data"] = {".dockerconfigjson": base64.b64encode(content).decode()}
-    (directory / "login.json").write_text(json.dumps(secret))
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("login", ["--pull-secret", "--authfile", "data", "stringData"])
 def test_build_of_files_resolves_the_tag_of_the_base(
-    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str], login: str
+    registry: RegistryService, given: BuildInput, login: str
 ) -> None:
     with open_client(registry) as client:
         pushed = push_image(client, "os/base", "stable", architecture=ARCHITECTURE)
     tag = f"{registry.host}/os/base:stable"
-    manifests = write_tagged(tmp_path / "manifests", registry, tag)
-    arguments = ["build", "-f", str(manifests), "--ca", str(registry.ca_file)]
+    given.write(host=registry.host)
+    given.annotate(base_image=tag)
+    arguments = ["--ca", str(registry.ca_file)]
     content = registry.make_auth_json(PULLER)
     if login.startswith("--"):
-        (tmp_path / "pull.json").write_bytes(content)
-        arguments += [login, str(tmp_path / "pull.json")]
+        arguments += [login, given.write_login("pull.json", content)]
     else:
-        add_login(manifests, content, is_plain=login == "stringData")
-    assert main([*arguments, "-o", "json"]) == 0, capsys.readouterr().err
-    (item,) = json.loads(capsys.readouterr().out)["builds"]
+        # The cluster's pull secret in the files.
+        text = (content if login == "stringData" else base64.b64encode(content)).decode()
+        top = {"type": "kubernetes.io/dockerconfigjson", login: {".dockerconfigjson": text}}
+        secret = make_object(SECRETS, "global-pull-secret-copy", top=top)
+        (given.directory / "login.json").write_text(json.dumps(secret))
+    item = given.read_build(*arguments)
     assert item["baseImage"] == f"{registry.host}/os/base@{pushed.digest}"
     assert item["baseTag"] == tag
-    assert main(arguments) == 0
-    assert f"base tag:     {tag}, resolved now" in capsys.readouterr().out
+    assert f"base tag:     {tag}, resolved now" in given.run(*arguments)
 
 
 @pytest.mark.process
 def test_build_of_files_with_an_unresolved_tag_names_the_remedy(
-    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: RegistryService, given: BuildInput
 ) -> None:
     tag = f"{registry.host}/os/base:absent"
-    manifests = write_tagged(tmp_path / "manifests", registry, tag)
-    assert main(["build", "-f", str(manifests), "--ca", str(registry.ca_file)]) == 1
-    shown = capsys.readouterr().err
+    given.annotate(base_image=tag)
+    shown = given.run("--ca", str(registry.ca_file), code=1)
     assert f"cannot resolve the base image {tag}: " in shown
     assert "--pull-secret FILE" in shown
 
 
-def test_build_of_files_uses_the_digest_that_a_cluster_recorded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tag, image = "registry.example.com/os/base:stable", f"registry.example.com/os/base@{DIGEST}"
-    manifests = write_manifests(tmp_path / "manifests", "registry.example.com", image)
-    documents = json.loads((manifests / "all.json").read_text())
-    for each in documents["items"]:
-        if each["kind"] == "MachineOSConfig":
-            record = {"tag": tag, "image": image, "resolvedAt": "2026-01-01T00:00:00Z"}
-            each["metadata"]["annotations"] |= {
-                "treenail.io/base-image": tag,
-                "treenail.io/resolved-base": json.dumps(record),
-            }
-    (manifests / "all.json").write_text(json.dumps(documents))
-    assert main(["build", "-f", str(manifests), "-o", "json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)["builds"]
-    assert (item["baseImage"], item["baseTag"]) == (image, tag)
+def test_build_of_files_uses_the_digest_that_a_cluster_recorded(given: BuildInput) -> None:
+    tag = "registry.example.com/os/base:stable"
+    record = {"tag": tag, "image": BASE, "resolvedAt": "2026-01-01T00:00:00Z"}
+    given.annotate(base_image=tag, resolved_base=json.dumps(record))
+    item = given.read_build()
+    assert (item["baseImage"], item["baseTag"]) == (BASE, tag)
+
+
+class LocalBuilds:
+    """Local builds of files whose base a registry has."""
+
+    def __init__(self, given: BuildInput, registry: RegistryService, text: str = TEXT) -> None:
+        self.given = given
+        self.registry = registry
+        given.write(text, host=registry.host, base=push_base(registry, given.top))
+        self.pull = given.write_login("pull.json", registry.make_auth_json(PULLER))
+        self.push = given.write_login("push.json", registry.make_auth_json(PUSHER))
+        self.work = given.top / "work"
+
+    def make_arguments(self, *more: str, pull: str = "") -> list[str]:
+        return [
+            "--local", "--work-dir", str(self.work), "--pull-secret", pull or self.pull,
+            "--ca", str(self.registry.ca_file), *more,
+        ]  # fmt: skip
 
 
 @needs_buildah
 @needs_busybox
 @pytest.mark.process
 def test_local_build_writes_and_pushes_the_image_with_the_config(
-    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: RegistryService, given: BuildInput
 ) -> None:
-    base = push_base(registry, tmp_path)
-    manifests = write_manifests(tmp_path / "manifests", registry.host, base)
-    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
-    (tmp_path / "push.json").write_bytes(registry.make_auth_json(PUSHER))
-    arguments = [
-        "build", "-f", str(manifests), "--local", "--push", "-o", "json",
-        "--output", f"oci:{tmp_path}/image", "--work-dir", str(tmp_path / "work"),
-        "--pull-secret", str(tmp_path / "pull.json"),
-        "--push-secret", str(tmp_path / "push.json"), "--ca", str(registry.ca_file),
-    ]  # fmt: skip
-    assert main(arguments) == 0, capsys.readouterr().err
-    (item,) = json.loads(capsys.readouterr().out)["builds"]
+    local = LocalBuilds(given, registry)
+    image = given.top / "image"
+    arguments = local.make_arguments("--push", "--push-secret", local.push)
+    item = given.read_build(*arguments, "--output", f"oci:{image}")
     digest, spec = item["image"]["digest"], item["image"]["pullSpec"]
     assert spec == f"{registry.host}/os/node@{digest}"
     assert [each["architecture"] for each in item["systems"]] == [ARCHITECTURE]
     with open_client(registry) as client:
         found = client.head_manifest("os/node", item["machineOSBuild"])
-        assert found is not None
         assert found.digest == digest
-    layout = ImageLayout(tmp_path / "image")
-    image = layout.read_named(item["machineOSBuild"])
-    assert image is not None
-    assert image.digest == digest
-    layers = json.loads(image.content)["layers"]
+    layout = ImageLayout(image)
+    named = layout.read_named(item["machineOSBuild"])
+    assert named.digest == digest
+    layers = json.loads(named.content)["layers"]
     assert layers[-1]["digest"] == item["configLayer"]["digest"]
     path = layout.find_blob(layers[-1]["digest"])
     assert path is not None
@@ -365,26 +286,19 @@ def test_local_build_writes_and_pushes_the_image_with_the_config(
         names = archive.getnames()
     assert "etc/configured" in names
     assert "var/state" not in names
-    assert list((tmp_path / "work").iterdir()) == []
+    assert list(local.work.iterdir()) == []
 
 
 @needs_buildah
 @needs_busybox
 @pytest.mark.process
 def test_local_build_reuses_the_system_part_of_the_registry(
-    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: RegistryService, given: BuildInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = push_base(registry, tmp_path)
-    text = "FROM configs AS final\nRUN echo reused > /etc/reused\n"
-    manifests = write_manifests(tmp_path / "manifests", registry.host, base, text=text)
-    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
-    (tmp_path / "push.json").write_bytes(registry.make_auth_json(PUSHER))
-    own = ["--ca", str(registry.ca_file), "--push-secret", str(tmp_path / "push.json")]
-    arguments = [
-        "build", "-f", str(manifests), "--local", "--push", *own, "-o", "json",
-        "--work-dir", str(tmp_path / "work"), "--pull-secret", str(tmp_path / "pull.json"),
-    ]  # fmt: skip
-    assert main(arguments) == 0, capsys.readouterr().err
+    local = LocalBuilds(given, registry, "FROM configs AS final\nRUN echo reused > /etc/reused\n")
+    own = ["--push-secret", local.push]
+    command = ["build", "-f", str(given.directory), "-o", "json"]
+    assert main([*command, *local.make_arguments("--push", *own)]) == 0, capsys.readouterr().err
     shown = capsys.readouterr()
     (first,) = json.loads(shown.out)["builds"]
     assert "STEP" in shown.err
@@ -402,10 +316,10 @@ def test_local_build_reuses_the_system_part_of_the_registry(
         tag = first["systems"][0]["image"].rpartition(":")[2]
         client.put_manifest("os/node", tag, built.media_type, json.dumps(document).encode())
     # A login for the base is no longer needed.
-    arguments[arguments.index("--pull-secret") + 1] = str(tmp_path / "push.json")
-    assert main(["build", "-f", str(manifests), *own]) == 0
-    assert "found in the registry: --local reuses it" in capsys.readouterr().out
-    assert main(arguments) == 0, capsys.readouterr().err
+    shown = given.run("--ca", str(registry.ca_file), *own)
+    assert "found in the registry: --local reuses it" in shown
+    again = local.make_arguments("--push", *own, pull=local.push)
+    assert main([*command, *again]) == 0, capsys.readouterr().err
     shown = capsys.readouterr()
     (second,) = json.loads(shown.out)["builds"]
     assert "STEP" not in shown.err
@@ -421,20 +335,12 @@ def test_local_build_reuses_the_system_part_of_the_registry(
 @needs_busybox
 @pytest.mark.process
 def test_local_build_that_fails_names_line_reason_and_remedy(
-    registry: RegistryService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    registry: RegistryService, given: BuildInput
 ) -> None:
-    base = push_base(registry, tmp_path)
-    text = "FROM configs AS final\nRUN cat /missing\n"
-    manifests = write_manifests(tmp_path / "manifests", registry.host, base, text=text)
-    (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
-    arguments = [
-        "build", "-f", str(manifests), "--local", "--work-dir", str(tmp_path / "work"),
-        "--pull-secret", str(tmp_path / "pull.json"), "--ca", str(registry.ca_file),
-    ]  # fmt: skip
-    assert main(arguments) == 1
-    shown = capsys.readouterr().err
+    local = LocalBuilds(given, registry, "FROM configs AS final\nRUN cat /missing\n")
+    shown = given.run(*local.make_arguments(), code=1)
     assert "InstructionFailed: line 2: RUN cat /missing: exit status 1" in shown
     assert shown.count("can't open '/missing'") <= 1, "the output is shown twice"
     assert shown.count("STEP 2/2: RUN cat /missing") == 1, "the output is shown twice"
     assert "spec.containerFile" in shown
-    assert list((tmp_path / "work").iterdir()) == []
+    assert list(local.work.iterdir()) == []

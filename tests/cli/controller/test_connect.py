@@ -1,11 +1,11 @@
 """The transport that a command or the controllers get."""
 
 import argparse
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.files import write_kubeconfig
 from treenail.cli.controller.connect import (
     connect_cluster,
     create_pod_transport,
@@ -29,18 +29,6 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> str:
     return write_kubeconfig(tmp_path / "config", {"token": "t0ps3cret"})
-
-
-def write_kubeconfig(path: Path, user: dict[str, object]) -> str:
-    server = {"server": "https://api.example.com:6443"}
-    document = {
-        "current-context": "it",
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "clusters": [{"name": "it", "cluster": server}],
-        "users": [{"name": "it", "user": user}],
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
 
 
 def test_list_skips_missing_files_only(kubeconfig: str) -> None:

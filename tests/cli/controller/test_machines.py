@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import install_kinds
 from tests.provisioning.logged import make_refusal, make_row
 from tests.provisioning.samples import make_pool
 from treenail.cli.controller.main import main
@@ -60,10 +61,8 @@ class Provisioned:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Provisioned]:
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path / "api") as server, open_client(server.admin_kubeconfig) as client:
         yield Provisioned(client, server.admin_kubeconfig)
-        transport.close()
 
 
 def test_machines_are_listed_worst_first(

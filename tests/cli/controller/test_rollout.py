@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.controllers.status.test_leader import allow_reading
 from tests.fakes.clock import FakeClock
+from tests.fixtures.clusters import open_lab
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.object_meta import ObjectMeta
 from treenail.cli.controller.connect import find_kubeconfigs
@@ -222,9 +222,7 @@ def test_wait_without_any_answer_is_an_error() -> None:
 def test_outcome_is_unknown_without_permission_to_read_machineconfigs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
-        install_kinds(client)
+    with open_lab(tmp_path / "api") as (server, client):
         allow_reading(client)
         user = str(server.write_kubeconfig("viewer", ["viewers"]))
         named = {"apiVersion": MACHINECONFIGPOOLS.api_version, "kind": "MachineConfigPool"}
@@ -238,15 +236,12 @@ def test_outcome_is_unknown_without_permission_to_read_machineconfigs(
             assert shown.startswith(f"worker: {outcome}, ")
             assert shown.endswith(f"is {kind}")
             assert ("permit this user to list machineconfigs" in shown) is (kind == "Updated")
-        transport.close()
 
 
 def test_rollout_status_reads_a_context_of_a_list_of_kubeconfigs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
-        install_kinds(client)
+    with open_lab(tmp_path / "api") as (server, client):
         named = {"apiVersion": MACHINECONFIGPOOLS.api_version, "kind": "MachineConfigPool"}
         client.create(MACHINECONFIGPOOLS, {**named, "metadata": {"name": "worker"}, "spec": {}})
         other = tmp_path / "other"
@@ -267,7 +262,6 @@ def test_rollout_status_reads_a_context_of_a_list_of_kubeconfigs(
         assert "cannot find MachineConfigPool web: the cluster has worker" in (
             capsys.readouterr().err
         )
-        transport.close()
 
 
 @pytest.mark.parametrize("text", ["", "5", "1w", "-1h", "9" * 400 + "h", "٣m"])

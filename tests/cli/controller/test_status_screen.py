@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
+from tests.controllers.rollout.agents import add_nodes
 from tests.controllers.rollout.world import World
+from tests.fixtures.clusters import open_lab
+from tests.fixtures.objects import add_pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.cli.controller.status.command import WatchedPools, choose_pools, follow_status
@@ -24,7 +26,6 @@ from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.status_table import PoolRow, build_rows
 from treenail.errors import ClusterError, UnreachableError, UsageError
 from treenail.kube.resources import NODES
-from treenail_lab.apiserver.serving.server import LabServer
 
 
 class Terminal(io.StringIO):
@@ -243,8 +244,7 @@ def test_picture_has_the_text_of_the_lines() -> None:
 
 
 def test_followed_table_lists_the_nodes_once(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = start_client(server)
+    with open_lab(tmp_path) as (server, client):
         add_nodes(client, ["n0"], "old")
         add_pool(client, "worker", "old")
         with WatchedPools(client, SystemClock()) as pools:
@@ -255,7 +255,6 @@ def test_followed_table_lists_the_nodes_once(tmp_path: Path) -> None:
             wait_until(lambda: pools.read_rows()[0].nodes[0].state == "Working")
             server.stop()
             wait_until(lambda: "disconnected" in find_problem(pools))
-        transport.close()
         server.start()
         assert server.count_requests(verb="list", resource="nodes") == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.clusters import collection_of
+from tests.fixtures.objects import collection_of
 from tests.provisioning.samples import make_pool
 from tests.provisioning.token_cluster import SECRET, TokenCluster, run_token_cluster
 from treenail.cli.controller.main import main

@@ -1,15 +1,14 @@
 """``treenail collect`` puts everything into one file, but no secret."""
 
 import gzip
-import io
 import json
 import stat
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.clock import FakeClock
+from tests.fixtures.files import read_parts, write_programs
 from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, Bundle, collect_parts
 from treenail.cli.node.main import main
 from treenail.errors import FileError
@@ -33,15 +32,6 @@ contexts: [{{name: a, context: {{cluster: a, user: a}}}}]
 clusters: [{{name: a, cluster: {{server: "https://127.0.0.1:1"}}}}]
 users: [{{name: a, user: {{token: {CANARY}}}}}]
 """
-
-
-def programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment in which only these programs are found."""
-    folder.mkdir()
-    for name, script in scripts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin", "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nowhere"}
 
 
 @pytest.fixture
@@ -74,15 +64,9 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def parts(packed: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        found = {entry.name.partition("/")[2]: tar.extractfile(entry) for entry in tar}
-        return {name: file.read() for name, file in found.items() if file}
-
-
 @pytest.mark.process
 def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
-    environ = programs(
+    environ = write_programs(
         tmp_path / "bin",
         journalctl=f'echo "$*"; echo "password: {CANARY}"; echo "x eyJhbGciOi.{CANARY}.x"',
         systemctl="echo a.service loaded failed failed",
@@ -110,7 +94,7 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
     bundle.write_archive(str(tmp_path / "x.tar.gz"))
     packed = (tmp_path / "x.tar.gz").read_bytes()
     assert CANARY.encode() not in gzip.decompress(packed)
-    found = parts(packed)
+    found = read_parts(packed)
     assert json.loads(found["index.json"])["missing"] == bundle.missing
     assert found["kernel-arguments"] == b"quiet\nrd.password=<withheld>\nroot=UUID=1"
     assert found["failed-units"] == b"a.service loaded failed failed\n"
@@ -132,7 +116,7 @@ def test_bundle_part_too_long_keeps_its_end(tmp_path: Path) -> None:
     bundle = Bundle(name="here", now=NOW)
     bundle.add_lines("long", lambda: "\n".join(f"line {number:0100}" for number in range(30_000)))
     bundle.write_archive(str(tmp_path / "x.tar.gz"))
-    kept = parts((tmp_path / "x.tar.gz").read_bytes())["long"]
+    kept = read_parts((tmp_path / "x.tar.gz").read_bytes())["long"]
     assert len(kept) < MAX_PART_BYTES + 100
     assert kept.startswith("… truncated at the start\nline ".encode())
     assert kept.endswith(b"029999")
@@ -140,14 +124,14 @@ def test_bundle_part_too_long_keeps_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_collect_journal_too_long_requests_fewer_lines(root: Path, tmp_path: Path) -> None:
-    environ = programs(
+    environ = write_programs(
         tmp_path / "bin",
         journalctl='case "$*" in *"--lines 250"*) echo few;; *) yes | head -c 2000000;; esac',
     )
     bundle = Bundle(name="here", now=NOW)
     collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
     bundle.write_archive(str(tmp_path / "x.tar.gz"))
-    found = parts((tmp_path / "x.tar.gz").read_bytes())
+    found = read_parts((tmp_path / "x.tar.gz").read_bytes())
     assert found["journal/treenail.service"] == b"few\n"
 
 

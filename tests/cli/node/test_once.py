@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import oracle
+from tests.fixtures.files import read_links
 from treenail.api import documents
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
@@ -342,23 +343,14 @@ def test_once_real_rendered_config_is_applied(tmp_path, root, rendered, capsys):
     assert (again["changed"], again["steps"]) == (False, [])
     enabled = [name for name, unit in wish.units.items() if unit.enabled and unit.contents]
     if SYSTEMCTL is not None and enabled:
-        links = unit_links(root)
+        links = read_links(root / "etc/systemd/system")
         subprocess.run(
             [SYSTEMCTL, f"--root={root}", "--quiet", "enable", *enabled],
             check=True,
             capture_output=True,
             timeout=60,
         )
-        assert unit_links(root) == links
-
-
-def unit_links(root: Path) -> dict[str, str]:
-    units = root / "etc/systemd/system"
-    return {
-        str(path.relative_to(units)): str(path.readlink())
-        for path in units.rglob("*")
-        if path.is_symlink()
-    }
+        assert read_links(root / "etc/systemd/system") == links
 
 
 def test_once_on_mcd_node_uses_its_backups(tmp_path, root):

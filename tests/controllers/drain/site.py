@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.fakes.clock import FakeClock
+from tests.fixtures.objects import make_object
 from tests.waiting import PATIENCE, wait_until
 from treenail.api import annotations as key
 from treenail.clocks import Clock, SystemClock
@@ -79,26 +80,29 @@ class Site:
     # Arranging
 
     def node(
-        self, name: str, notes: dict[str, str] | None = None, *, unschedulable: bool = False
+        self,
+        name: str,
+        notes: dict[str, str] | None = None,
+        *,
+        unschedulable: bool = False,
+        reported: bool = False,
+        pod: str = "",
+        kept: bool = False,
     ) -> None:
-        body: Json = {"metadata": {"name": name, "annotations": notes or {}}}
-        if unschedulable:
-            body["spec"] = {"unschedulable": True}
-        self.client.create(NODES, body)
+        """Create a Node, and a pod on it that a budget keeps, as ``keep-POD`` if ``kept``.
 
-    def machine_config_node(self, name: str) -> None:
-        spec: Json = {
-            "node": {"name": name},
-            "pool": {"name": "worker"},
-            "configVersion": {"desired": "rendered-a"},
-        }
-        body: Json = {
-            "apiVersion": MACHINECONFIGNODES.api_version,
-            "kind": MACHINECONFIGNODES.kind,
-            "metadata": {"name": name},
-            "spec": spec,
-        }
-        self.client.create(MACHINECONFIGNODES, body)
+        The drain controller writes the conditions of its MachineConfigNode if it is ``reported``.
+        """
+        spec = {"unschedulable": True} if unschedulable else {}
+        self.client.create(NODES, make_object(NODES, name, spec, annotations=notes or {}))
+        if reported:
+            named = {"node": {"name": name}, "pool": {"name": "worker"}}
+            named["configVersion"] = {"desired": "rendered-a"}
+            self.client.create(MACHINECONFIGNODES, make_object(MACHINECONFIGNODES, name, named))
+        if pod:
+            self.pod(name, pod)
+        if kept:
+            self.budget(f"keep-{pod}", pod)
 
     def pod(self, node: str, name: str, *, app: str = "", stop_s: int = 0, **more: object) -> None:
         """A pod that runs and is ready."""
@@ -144,8 +148,7 @@ class Site:
         return self.notes(node).get(key.LAST_APPLIED_DRAIN, "")
 
     def record(self, node: str) -> Json:
-        found: Json = json.loads(self.notes(node).get(key.DRAIN, "{}"))
-        return found
+        return json.loads(self.notes(node).get(key.DRAIN, "{}"))
 
     def blocked(self, node: str) -> list[tuple[str, str]]:
         """Pod and reason of each blocker on the Node."""
@@ -192,6 +195,7 @@ class Acting:
     """A drain controller that syncs step by step; ``kill`` ends it without cleanup."""
 
     def __init__(self, site: Site, *, clock: Clock | None = None, max_parallel: int = 50) -> None:
+        self._site = site
         self.wire = Wire(site.server)
         self.clock = clock or site.clock
         self.metrics = ControllerMetrics()
@@ -247,6 +251,11 @@ class Acting:
             return False
 
         wait_until(look, limit_s=limit_s)
+
+    def fulfil(self, node: str, request: str) -> None:
+        """Request a drain or its end, and sync until it is acknowledged."""
+        self._site.request_drain(node, request)
+        self.until(lambda: self._site.applied(node) == request)
 
     def settle(self) -> None:
         """Sync all due nodes."""

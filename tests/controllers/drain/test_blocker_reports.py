@@ -76,8 +76,7 @@ def end(site: Site, pod: str) -> None:
 def test_blocker_is_reported_within_a_minute(
     site: Site, act: Act, arrange: Callable[[Site, Acting], None], reason: str, text: str
 ) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     acting = act()
     arrange(site, acting)
     site.request_drain("a", "drain-b")
@@ -99,8 +98,7 @@ def test_blocker_is_reported_within_a_minute(
 
 
 def test_short_refusal_is_not_reported(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     budget(site, act())
     acting = act()
     site.request_drain("a", "drain-b")

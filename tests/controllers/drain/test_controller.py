@@ -14,12 +14,9 @@ Act = Callable[..., Acting]
 
 
 def test_drain_evicts_pods_and_acknowledges_the_request(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
-    site.pod("a", "web")
+    site.node("a", reported=True, pod="web")
     acting = act()
-    site.request_drain("a", "drain-rendered-worker-b-1f-2")
-    acting.until(lambda: site.applied("a") == "drain-rendered-worker-b-1f-2")
+    acting.fulfil("a", "drain-rendered-worker-b-1f-2")
 
     assert site.cordoned("a")
     assert site.pods("a") == []
@@ -33,14 +30,11 @@ def test_drain_evicts_pods_and_acknowledges_the_request(site: Site, act: Act) ->
 
 
 def test_uncordon_is_one_write(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
     before = acting.wire.written("/nodes/a")
-    site.request_drain("a", "uncordon-b")
-    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.fulfil("a", "uncordon-b")
     acting.settle()
 
     assert acting.wire.written("/nodes/a") == before + 1
@@ -57,11 +51,9 @@ def test_uncordon_is_one_write(site: Site, act: Act) -> None:
 
 
 def test_drain_of_empty_node_costs_three_writes(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
 
     assert acting.wire.written("/nodes/a") == 2
     assert acting.wire.written("machineconfignodes") == 1
@@ -91,20 +83,15 @@ def test_unknown_request_is_reported_once_and_not_retried(site: Site, act: Act) 
     assert reason == "UnknownDrainRequest"
     assert "'reboot-now'" in message
     assert len(acting.wire.writes) == 1
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
 
 
 def test_cordon_of_user_is_kept(site: Site, act: Act) -> None:
-    site.node("a", unschedulable=True)
-    site.machine_config_node("a")
-    site.pod("a", "web")
+    site.node("a", unschedulable=True, reported=True, pod="web")
     acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
     assert site.record("a")["cordonedBy"] == "other"
-    site.request_drain("a", "uncordon-b")
-    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.fulfil("a", "uncordon-b")
 
     assert site.cordoned("a")
     assert key.DRAIN not in site.notes("a")
@@ -113,9 +100,7 @@ def test_cordon_of_user_is_kept(site: Site, act: Act) -> None:
 
 
 def test_uncordon_during_drain_cordons_again(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.cordoned("a"))
@@ -133,16 +118,13 @@ def test_uncordon_during_drain_cordons_again(site: Site, act: Act) -> None:
 
 
 def test_uncordon_during_drain_ends_cordon_of_user(site: Site, act: Act) -> None:
-    site.node("a", unschedulable=True)
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", unschedulable=True, pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
     site.set_cordon("a", cordoned=False)
     acting.until(lambda: site.cordoned("a"))
-    site.request_drain("a", "uncordon-b")
-    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.fulfil("a", "uncordon-b")
 
     assert not site.cordoned("a")
 
@@ -150,13 +132,11 @@ def test_uncordon_during_drain_ends_cordon_of_user(site: Site, act: Act) -> None
 def test_cordon_after_uncordon_of_drained_node_belongs_to_user(site: Site, act: Act) -> None:
     site.node("a")
     acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
     site.set_cordon("a", cordoned=False)
     acting.until(lambda: site.record("a")["cordonedBy"] == "other")
     site.set_cordon("a", cordoned=True)
-    site.request_drain("a", "uncordon-b")
-    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.fulfil("a", "uncordon-b")
 
     assert site.cordoned("a")
 
@@ -172,23 +152,20 @@ def test_uncordon_just_before_acknowledgement_cordons_again(site: Site, act: Act
             site.set_cordon("a", cordoned=False)
 
     acting.wire.after = uncordon
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
 
     assert site.cordoned("a")
     assert ("CordonedAgain" in dict(site.events("a"))) is True
 
 
 def test_uncordon_request_during_drain_stops_evictions(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
+    site.node("a", pod="web")
     site.pod("a", "db")
     site.budget("keep-web", "web")
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.pods("a") == ["web"])
-    site.request_drain("a", "uncordon-b")
-    acting.until(lambda: site.applied("a") == "uncordon-b")
+    acting.fulfil("a", "uncordon-b")
     evictions = acting.wire.written("/eviction")
     site.drop_budget("keep-web")
     site.clock.move(60)
@@ -201,9 +178,7 @@ def test_uncordon_request_during_drain_stops_evictions(site: Site, act: Act) -> 
 
 
 def test_new_drain_request_replaces_the_first(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
@@ -216,9 +191,7 @@ def test_new_drain_request_replaces_the_first(site: Site, act: Act) -> None:
 
 
 def test_withdrawn_drain_request_stops_evictions(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.blocked("a"))
@@ -235,9 +208,7 @@ def test_withdrawn_drain_request_stops_evictions(site: Site, act: Act) -> None:
 
 
 def test_deleted_node_is_forgotten(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.record("a"))
@@ -250,8 +221,7 @@ def test_cluster_without_machineconfignodes_is_drained(site: Site, act: Act) -> 
     site.node("a")
     acting = act()
     for request in ("drain-b", "uncordon-b", "drain-c"):
-        site.request_drain("a", request)
-        acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
+        acting.fulfil("a", request)
 
     assert acting.wire.written("machineconfignodes") == 0
 
@@ -338,9 +308,7 @@ def test_budget_change_retries_evictions_at_once(site: Site, act: Act) -> None:
 
 
 def test_metrics_report_drains(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: 'drains{state="blocked"} 1' in acting.metrics.render_text())
@@ -359,8 +327,7 @@ def test_metrics_report_drains(site: Site, act: Act) -> None:
 def test_text_after_verb_is_opaque(site: Site, act: Act, request_text: str) -> None:
     site.node("a")
     acting = act()
-    site.request_drain("a", request_text)
-    acting.until(lambda: site.applied("a") == request_text)
+    acting.fulfil("a", request_text)
 
 
 def test_drain_is_repeated_after_restore_of_state_before_it(

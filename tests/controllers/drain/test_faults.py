@@ -32,8 +32,7 @@ class Story:
 
     def run(self) -> None:
         site, name = self.site, self.name
-        site.node(name)
-        site.machine_config_node(name)
+        site.node(name, reported=True)
         for pod in ("x", "y"):
             site.pod(name, f"{name}-{pod}")
         site.request_drain(name, "drain-b")
@@ -124,14 +123,11 @@ def test_cordon_of_user_survives_kill_at_any_write(site: Site, act: Act) -> None
 def test_server_faults_only_delay_a_drain(
     site: Site, act: Act, fault: LoseAnswerFault | RejectFault, match: FaultMatch
 ) -> None:
-    site.node("a")
-    site.machine_config_node("a")
-    site.pod("a", "web")
+    site.node("a", reported=True, pod="web")
     acting = act()
     for request in ("drain-b", "uncordon-b"):
         site.server.inject_fault(fault, match, times=3)
-        site.request_drain("a", request)
-        acting.until(lambda request=request: site.applied("a") == request)  # type: ignore[misc]
+        acting.fulfil("a", request)
         site.server.lift_fault()
     acting.until(
         lambda: site.conditions("a").get("Uncordoned") == ("True", "UpdateCompleteUncordoned")
@@ -171,9 +167,7 @@ def test_stale_cache_repeats_no_write(site: Site, act: Act) -> None:
 
 
 def test_request_changed_behind_stale_cache_is_not_acknowledged(site: Site, act: Act) -> None:
-    site.node("a")
-    site.pod("a", "web")
-    site.budget("keep-web", "web")
+    site.node("a", pod="web", kept=True)
     acting = act()
     site.request_drain("a", "drain-b")
     acting.until(lambda: site.cordoned("a"))
@@ -197,20 +191,17 @@ def test_constantly_changing_node_is_drained(site: Site, act: Act) -> None:
             site.annotate("a", {"heartbeat": str(number)})
 
     acting.wire.before = heartbeat
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
 
     assert next(changes, None) is None
 
 
 def test_failed_write_of_conditions_is_retried(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     acting = act()
     match = FaultMatch(resource="machineconfignodes/status", user=DRAINER)
     site.server.inject_fault(RejectFault(500, retry_after_s=0), match)
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
     assert site.conditions("a") == {}
     site.server.lift_fault()
     acting.until(lambda: site.conditions("a"))
@@ -223,11 +214,9 @@ def test_failed_write_of_conditions_is_retried(site: Site, act: Act) -> None:
 
 
 def test_drain_that_a_restored_object_shows_is_corrected(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.applied("a") == "drain-b")
+    acting.fulfil("a", "drain-b")
     drained = site.client.get(MACHINECONFIGNODES, "a")["status"]
     site.request_drain("a", "uncordon-b")
     acting.until(lambda: site.conditions("a")["Uncordoned"][0] == "True")
@@ -239,11 +228,9 @@ def test_drain_that_a_restored_object_shows_is_corrected(site: Site, act: Act) -
 
 
 def test_transition_time_changes_only_with_status(site: Site, act: Act) -> None:
-    site.node("a")
-    site.machine_config_node("a")
+    site.node("a", reported=True)
     first = act()
-    site.request_drain("a", "drain-b")
-    first.until(lambda: site.applied("a") == "drain-b")
+    first.fulfil("a", "drain-b")
     first.kill()
     before = site.client.get(MACHINECONFIGNODES, "a")["status"]
     site.clock.move(100)

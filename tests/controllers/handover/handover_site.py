@@ -1,13 +1,14 @@
 """A cluster, a bootstrap host with an image, and the final registry, for the hand-over."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.builder.builds import push_base
-from tests.controllers.image_build.site import CLOCK, BuildSite, MortalTransport, open_site
+from tests.controllers.clusters import Place
+from tests.controllers.image_build.site import BuildSite, MortalTransport, open_site
+from tests.fixtures.controllers import CLOCK, run_controllers
 from tests.installer.adoption import create_rendered_pool
 from tests.installer.pool_builds import InstallSite
 from tests.installer.registries import make_registry
@@ -32,9 +33,6 @@ from treenail.controllers.handover.image_mode_field import build_settings_config
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import AlreadyExistsError, NotFoundError
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
@@ -44,6 +42,9 @@ from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import (
     CONFIGMAPS,
+    CONTROLLERCONFIGS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
     MACHINEOSCONFIGS,
     NAMESPACES,
     NODES,
@@ -118,13 +119,9 @@ class HandoverSite:
 
     def find_condition(self) -> tuple[str, str, str]:
         try:
-            found = self.cluster.image_config("master")
+            return self.cluster.condition(HANDED_OVER, "master")
         except NotFoundError:
             return "", "", ""
-        for each in found.get("status", {}).get("conditions", []):
-            if each["type"] == HANDED_OVER:
-                return each["status"], each["reason"], each["message"]
-        return "", "", ""
 
     def wait_condition(self, reason: str) -> str:
         """Wait for the reason of the condition; return its message."""
@@ -152,50 +149,30 @@ class HandoverSite:
 
     def notes(self, node: str) -> dict[str, str]:
         found: Any = self.client.get(NODES, node)
-        notes: dict[str, str] = found["metadata"].get("annotations", {})
-        return notes
+        return found["metadata"].get("annotations", {})
 
     def image_config(self) -> Json:
-        found: Json = self.client.get(MACHINEOSCONFIGS, "master")
-        return found
+        return self.client.get(MACHINEOSCONFIGS, "master")
 
     @contextmanager
     def controller(
-        self, *, die_at: int | None = None, die_on: str = "", dies_before: bool = True,
-        clock: Clock = CLOCK, deadline_s: float = 3600.0,
-    ) -> Iterator[MortalTransport]:  # fmt: skip
-        """Run the install controller as the only leader."""
-        wire = MortalTransport(
-            HttpTransport(read_kubeconfig(str(self.cluster.kubeconfig)), CLOCK, max_kept=16)
-        )
-        wire.die_at, wire.die_on, wire.dies_before = die_at, die_on, dies_before
-        client = Client(wire)
+        self, *, clock: Clock = CLOCK, deadline_s: float = 3600.0, **wire: Any
+    ) -> Iterator[MortalTransport]:
+        """Run the install controller as the only leader; ``wire`` are fields of its transport."""
+        http = HttpTransport(read_kubeconfig(str(self.cluster.kubeconfig)), CLOCK, max_kept=16)
+        transport = MortalTransport(http, **wire)
+        client = Client(transport)
         self.metrics = ControllerMetrics()
-        mover = ImageMover(ClusterReader(client, CLOCK, namespace=self.cluster.namespace), CLOCK)
         controller = InstallController(
             client,
             clock,
             EventRecorder(client, "treenail-controller", "test", CLOCK),
-            mover,
+            ImageMover(ClusterReader(client, CLOCK, namespace=self.cluster.namespace), CLOCK),
             deadline_s=deadline_s,
             metrics=self.metrics,
         )
-        runtime = ControllerRuntime(
-            [ControllerSettings(controller, workers=1, first_retry_s=0.05, max_retry_s=0.5)],
-            InformerSet(client, CLOCK),
-            CLOCK,
-            ControllerMetrics(),
-        )
-        stop = threading.Event()
-        thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-        thread.start()
-        try:
-            yield wire
-        finally:
-            stop.set()
-            thread.join(30)
-            wire.close()
-            assert not thread.is_alive()
+        with closing(transport), run_controllers(client, controller, workers=1):
+            yield transport
 
 
 @contextmanager
@@ -214,3 +191,25 @@ def open_handover(
             found = HandoverSite(cluster, install, registry)
             found.build()
             yield found
+
+
+@contextmanager
+def open_place(kubeconfig: Path, folder: Path, controllers: tuple[str, ...]) -> Iterator[Place]:
+    """An installed cluster, the lab's or a real one, for the objects of an installation."""
+    found = Place(kubeconfig, folder, controllers)
+    try:
+        found.install()
+        yield found
+    finally:
+        for resource, name in (
+            (MACHINEOSCONFIGS, "master"),
+            (MACHINECONFIGPOOLS, "master"),
+            (CONTROLLERCONFIGS, "machine-config-controller"),
+            (NODES, f"{found.prefix}-m0"),
+        ):
+            with suppress(NotFoundError):
+                found.client.delete(resource, name)
+        for each in found.client.list(MACHINECONFIGS).items:
+            with suppress(NotFoundError):
+                found.client.delete(MACHINECONFIGS, str(each["metadata"]["name"]))
+        found.remove()

@@ -1,24 +1,21 @@
 """The first sync of a cluster after an installation, on the lab and on a real API server."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.handover.handover_site import open_place
 from tests.controllers.image_build.site import BuildSite
 from tests.installer.adoption import adopt_build, create_manifests, create_rendered_pool
 from tests.installer.pool_builds import InstallSite
 from tests.installer.registries import make_registry
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
-from treenail.errors import NotFoundError
 from treenail.kube.resources import (
-    CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
-    MACHINEOSCONFIGS,
 )
 
 __all__ = ["lab_registry"]
@@ -27,22 +24,8 @@ pytestmark = [pytest.mark.integration, needs_docker_registry]
 
 @pytest.fixture
 def place(kubeconfig: Path, tmp_path: Path) -> Iterator[Place]:
-    found = Place(kubeconfig, tmp_path, ("render", "build"))
-    try:
-        found.install()
+    with open_place(kubeconfig, tmp_path, ("render", "build")) as found:
         yield found
-    finally:
-        for resource, name in (
-            (MACHINEOSCONFIGS, "master"),
-            (MACHINECONFIGPOOLS, "master"),
-            (CONTROLLERCONFIGS, "machine-config-controller"),
-        ):
-            with suppress(NotFoundError):
-                found.client.delete(resource, name)
-        for each in found.client.list(MACHINECONFIGS).items:
-            with suppress(NotFoundError):
-                found.client.delete(MACHINECONFIGS, str(each["metadata"]["name"]))
-        found.remove()
 
 
 def test_first_sync_renders_and_builds_nothing(

@@ -1,14 +1,13 @@
 """The hand-over with all controllers and their permissions, on the lab and a real API server."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.controllers.clusters import LIMIT_S, Place
-from tests.controllers.handover.handover_site import HandoverSite
+from tests.controllers.handover.handover_site import HandoverSite, open_place
 from tests.controllers.image_build.site import BuildSite
 from tests.installer.adoption import create_manifests
 from tests.installer.pool_builds import InstallSite
@@ -16,12 +15,9 @@ from tests.installer.registries import make_registry
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.errors import NotFoundError
 from treenail.kube.resources import (
-    CONTROLLERCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
-    MACHINEOSCONFIGS,
     NODES,
 )
 
@@ -31,23 +27,8 @@ pytestmark = [pytest.mark.integration, needs_docker_registry]
 
 @pytest.fixture
 def place(kubeconfig: Path, tmp_path: Path) -> Iterator[Place]:
-    found = Place(kubeconfig, tmp_path, ("render", "rollout", "build", "install"))
-    try:
-        found.install()
+    with open_place(kubeconfig, tmp_path, ("render", "rollout", "build", "install")) as found:
         yield found
-    finally:
-        for resource, name in (
-            (MACHINEOSCONFIGS, "master"),
-            (MACHINECONFIGPOOLS, "master"),
-            (CONTROLLERCONFIGS, "machine-config-controller"),
-            (NODES, f"{found.prefix}-m0"),
-        ):
-            with suppress(NotFoundError):
-                found.client.delete(resource, name)
-        for each in found.client.list(MACHINECONFIGS).items:
-            with suppress(NotFoundError):
-                found.client.delete(MACHINECONFIGS, str(each["metadata"]["name"]))
-        found.remove()
 
 
 def test_first_sync_after_the_hand_over_changes_no_node_and_builds_nothing(

@@ -4,23 +4,31 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of, make_build_controller
+from tests.controllers.clusters import make_build_controller
+from tests.fixtures.controllers import CLOCK, run_controllers
+from tests.fixtures.objects import (
+    collection_of,
+    find_condition,
+    make_config,
+    make_file,
+    make_node,
+    make_object,
+    make_pool,
+)
 from tests.registry.images import make_client, make_layer, push_image, push_index
-from tests.registry.real_registry import PUSHER, RegistryService
+from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.images.signatures import SigningKey
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.errors import NotFoundError, UnreachableError
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.image.push_spec import parse_push_spec
@@ -30,6 +38,7 @@ from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
     CONFIGMAPS,
     CONTROLLERCONFIGS,
+    EVENTS,
     JOBS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
@@ -39,39 +48,42 @@ from treenail.kube.resources import (
     NODES,
     PODS,
     SECRETS,
+    Resource,
     get_object,
 )
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
+from treenail.registry.images import ResolvedImage, resolve_image
 from treenail.registry.transport import RegistryLimits
 from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
 NAMESPACE = "builds"
-CLOCK = SystemClock()
 CONTAINERFILE = "FROM configs AS final\nRUN true\n"
 CONFIG = "rendered-worker-0"
 
 
+@dataclass
 class MortalTransport:
     """Ends the controller before or after one of its writes: nothing is sent afterwards."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    transport: Transport
+    die_at: int | None = None
+    die_on: str = ""
+    """Die at the first write to a path with this end."""
+    dies_before: bool = True
+    hidden: str = ""
+    """Reads of paths with this end fail."""
+    forbidden: str = ""
+    """Requests with this method and end of the path are forbidden, as ``POST /jobs``."""
+    edit_job: Callable[[Json], object] | None = None
+    """Changes each new Job, as an API server that does not know a field drops it."""
+    is_dead: bool = False
+    writes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self.writes: list[str] = []
-        self.die_at: int | None = None
-        self.die_on = ""
-        """Die at the first write to a path with this end."""
-        self.dies_before = True
-        self.is_dead = False
-        self.hidden = ""
-        """Reads of paths with this end fail."""
-        self.forbidden = ""
-        """Requests with this method and end of the path are forbidden, as ``POST /jobs``."""
-        self.edit_job: Callable[[Json], object] | None = None
-        """Changes each new Job, as an API server that does not know a field drops it."""
 
     def send(self, request: ApiRequest) -> ApiResponse:
         if self.hidden and request.method == "GET" and request.path.endswith(self.hidden):
@@ -97,16 +109,16 @@ class MortalTransport:
                 self.is_dead = is_last
             if is_last and self.dies_before:
                 raise UnreachableError("the process died before the write")
-        answer = self._transport.send(request)
+        answer = self.transport.send(request)
         if is_last:
             raise UnreachableError("the process died after the write")
         return answer
 
     def open_stream(self, request: ApiRequest, *, duration_s: float) -> Any:
-        return self._transport.open_stream(request, duration_s=duration_s)
+        return self.transport.open_stream(request, duration_s=duration_s)
 
     def close(self) -> None:
-        self._transport.close()
+        self.transport.close()
 
 
 class MovableClock(SystemClock):
@@ -165,14 +177,9 @@ class BuildSite:
         """Create the logins, the base image and a rendered config, in an installed cluster."""
         ca = base64.b64encode(self.registry.ca_file.read_bytes()).decode()
         bundle = {"file": self.registry.host.replace(":", ".."), "data": ca}
+        spec = {"imageRegistryBundleUserData": [bundle]}
         self.client.create(
-            CONTROLLERCONFIGS,
-            {
-                "apiVersion": CONTROLLERCONFIGS.api_version,
-                "kind": CONTROLLERCONFIGS.kind,
-                "metadata": {"name": "machine-config-controller"},
-                "spec": {"imageRegistryBundleUserData": [bundle]},
-            },
+            CONTROLLERCONFIGS, make_object(CONTROLLERCONFIGS, "machine-config-controller", spec)
         )
         self.put_secret("push")
         self.put_secret("global-pull-secret-copy")
@@ -182,71 +189,37 @@ class BuildSite:
         self.base = f"{self.registry.host}/os/base@{base.digest}"
         self.add_config(CONFIG)
 
+    def _put(self, resource: Resource, name: str, **top: Any) -> None:
+        """Create or replace an object in the namespace of builds."""
+        body = make_object(resource, name, top=top, namespace=self.namespace)
+        try:
+            self.client.update(resource, name, body, namespace=self.namespace)
+        except NotFoundError:
+            self.client.create(resource, body, namespace=self.namespace)
+
     def put_secret(self, name: str, user: str = PUSHER, *, host: str = "") -> None:
         content = base64.b64encode(self.registry.make_auth_json(user, host=host)).decode()
-        body: Json = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/dockerconfigjson",
-            "metadata": {"name": name, "namespace": self.namespace},
-            "data": {".dockerconfigjson": content},
-        }
-        try:
-            self.client.update(SECRETS, name, body, namespace=self.namespace)
-        except NotFoundError:
-            self.client.create(SECRETS, body, namespace=self.namespace)
+        data = {".dockerconfigjson": content}
+        self._put(SECRETS, name, type="kubernetes.io/dockerconfigjson", data=data)
 
     def put_context(self, name: str, files: dict[str, str]) -> None:
         """Create or replace a ConfigMap with files for COPY."""
-        body: Json = {"metadata": {"name": name, "namespace": self.namespace}, "data": files}
-        try:
-            self.client.update(CONFIGMAPS, name, body, namespace=self.namespace)
-        except NotFoundError:
-            self.client.create(CONFIGMAPS, body, namespace=self.namespace)
+        self._put(CONFIGMAPS, name, data=files)
 
     def add_config(self, name: str, text: str = "x", **spec: Any) -> None:
         """Create a rendered config with one file."""
-        file = {"path": "/etc/motd", "contents": {"source": f"data:,{text}"}, "mode": 0o644}
-        self.client.create(
-            MACHINECONFIGS,
-            {
-                "apiVersion": MACHINECONFIGS.api_version,
-                "kind": MACHINECONFIGS.kind,
-                "metadata": {"name": name},
-                "spec": {
-                    "osImageURL": self.base,
-                    "config": {"ignition": {"version": "3.5.0"}, "storage": {"files": [file]}},
-                    **spec,
-                },
-            },
-        )
+        spec = {"osImageURL": self.base, **spec}
+        file = make_file("/etc/motd", text, mode=0o644)
+        self.client.create(MACHINECONFIGS, make_config(name, file, **spec))
 
     def add_pool(self, name: str = "worker", config: str = CONFIG) -> None:
-        self.client.create(
-            MACHINECONFIGPOOLS,
-            {
-                "apiVersion": MACHINECONFIGPOOLS.api_version,
-                "kind": MACHINECONFIGPOOLS.kind,
-                "metadata": {"name": name},
-                "spec": {
-                    "configuration": {"name": config},
-                    "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
-                },
-            },
-        )
+        self.client.create(MACHINECONFIGPOOLS, make_pool(name, config))
 
     def add_node(self, name: str, architecture: str, pool: str = "worker") -> None:
         """Create a Node of a pool."""
-        labels = {f"node-role.kubernetes.io/{pool}": "", "kubernetes.io/arch": architecture}
-        self.client.create(
-            NODES,
-            {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": name, "labels": labels},
-                "status": {"nodeInfo": {"architecture": architecture}},
-            },
-        )
+        node = make_node(name, role=pool, **{"kubernetes.io/arch": architecture})
+        status = {"nodeInfo": {"architecture": architecture}}
+        self.client.create(NODES, {**node, "status": status})
 
     def use_base_list(self, *architectures: str) -> None:
         """Replace the base image by a list of manifests, each with a layer of its own."""
@@ -269,22 +242,22 @@ class BuildSite:
         **spec: Any,
     ) -> None:
         files = [{"containerfileArch": "NoArch", "content": text}] if text else []
-        self.client.create(
-            MACHINEOSCONFIGS,
-            {
-                "apiVersion": MACHINEOSCONFIGS.api_version,
-                "kind": MACHINEOSCONFIGS.kind,
-                "metadata": {"name": name, "annotations": annotations or {}},
-                "spec": {
-                    "machineConfigPool": {"name": name},
-                    "imageBuilder": {"imageBuilderType": "Job"},
-                    "renderedImagePushSecret": {"name": "push"},
-                    "renderedImagePushSpec": f"{self.registry.host}/os/{name}:latest",
-                    **({"containerFile": files} if files else {}),
-                    **spec,
-                },
-            },
-        )
+        spec = {
+            "machineConfigPool": {"name": name},
+            "imageBuilder": {"imageBuilderType": "Job"},
+            "renderedImagePushSecret": {"name": "push"},
+            "renderedImagePushSpec": f"{self.registry.host}/os/{name}:latest",
+            **({"containerFile": files} if files else {}),
+            **spec,
+        }
+        document = make_object(MACHINEOSCONFIGS, name, spec, annotations=annotations or {})
+        self.client.create(MACHINEOSCONFIGS, document)
+
+    def start_pool(self, text: str = "", **options: Any) -> "Kubelet":
+        """Create the pool worker and its MachineOSConfig; return who runs the pods of its Jobs."""
+        self.add_pool()
+        self.add_image_config(text=text, **options)
+        return Kubelet(self)
 
     def set_config(self, pool: str, config: str) -> None:
         body: Json = {"spec": {"configuration": {"name": config}}}
@@ -304,6 +277,19 @@ class BuildSite:
         client.close()
         return f"{self.registry.host}/{repository}@{pushed.digest}"
 
+    def resolve(self, image: str, architecture: str = "amd64") -> ResolvedImage:
+        """Read an image of the registry."""
+        spec = parse_pull_spec(image, where="the test")
+        with closing(make_client(self.registry, PULLER)) as client:
+            return resolve_image(client, spec.repository, spec.digest, architecture)
+
+    def read_labels(self, image: str, architecture: str = "amd64") -> dict[str, str]:
+        return json.loads(self.resolve(image, architecture).config)["config"]["Labels"]
+
+    def find_events(self, reason: str) -> list[Json]:
+        found: list[Json] = list(self.client.list(EVENTS, namespace="default").items)
+        return [each for each in found if each.get("reason") == reason]
+
     # Observed state
 
     def owners_of_job(self) -> list[Json]:
@@ -312,8 +298,7 @@ class BuildSite:
         return list(found[0]) if len(found) == 1 else []
 
     def image_config(self, name: str = "worker") -> Json:
-        found: Json = self.client.get(MACHINEOSCONFIGS, name)
-        return found
+        return self.client.get(MACHINEOSCONFIGS, name)
 
     def pool_condition(self, kind: str, name: str = "worker") -> tuple[str, str, str]:
         found: Json = self.client.get(MACHINECONFIGPOOLS, name)
@@ -361,51 +346,28 @@ class BuildSite:
     @contextmanager
     def controller(
         self,
-        prepare: Callable[[MortalTransport], None] = lambda _: None,
         *,
         signing_key: SigningKey | None = None,
         clock: Clock = CLOCK,
         limits: RegistryLimits | None = None,
         metrics: ControllerMetrics | None = None,
+        **wire: Any,
     ) -> Iterator[MortalTransport]:
-        """Run the build controller as the only leader."""
+        """Run the build controller as the only leader; ``wire`` are fields of its transport."""
         http = HttpTransport(read_kubeconfig(str(self.kubeconfig)), CLOCK, max_kept=16)
-        wire = MortalTransport(http)
-        prepare(wire)
-        client = Client(wire)
-        recorder = EventRecorder(client, "treenail-controller", "test", CLOCK)
+        transport = MortalTransport(http, **wire)
+        client = Client(transport)
         controller = make_build_controller(
             client,
-            recorder,
+            EventRecorder(client, "treenail-controller", "test", CLOCK),
             namespace=self.namespace,
             signing_key=signing_key,
             clock=CLOCK if clock is CLOCK else RegistryClock(clock),
             limits=limits,
             metrics=metrics,
         )
-        runtime = ControllerRuntime(
-            [ControllerSettings(controller, first_retry_s=0.05, max_retry_s=0.5)],
-            InformerSet(client, CLOCK),
-            clock,
-            ControllerMetrics(),
-        )
-        stop = threading.Event()
-        thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-        thread.start()
-        try:
-            yield wire
-        finally:
-            stop.set()
-            thread.join(30)
-            wire.close()
-            assert not thread.is_alive()
-
-
-def find_condition(found: Json, kind: str) -> tuple[str, str, str]:
-    for each in found.get("status", {}).get("conditions", []):
-        if each["type"] == kind:
-            return each["status"], each["reason"], each["message"]
-    return "", "", ""
+        with closing(transport), run_controllers(client, controller, clock=clock):
+            yield transport
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.oci.provenance import STATEMENT_TYPE
 from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object
-from treenail.registry.images import ResolvedImage, resolve_image
 
 __all__ = ["any_registry", "lab_registry"]
 pytestmark = [pytest.mark.integration]
@@ -53,19 +52,10 @@ def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
         yield found
 
 
-def resolve(site: BuildSite, image: str, architecture: str) -> ResolvedImage:
-    spec = parse_pull_spec(image, where="the test")
-    client = make_client(site.registry, PULLER)
-    try:
-        return resolve_image(client, spec.repository, spec.digest, architecture)
-    finally:
-        client.close()
-
-
 def check_list(site: BuildSite, image: str) -> None:
     """Fail unless the image is a list with the config of the pool for both architectures."""
     for name in BOTH:
-        found = resolve(site, image, name)
+        found = site.resolve(image, name)
         assert image.endswith(found.index_digest)
         labels = json.loads(found.config)["config"]["Labels"]
         assert labels["machineconfig"] == "rendered-worker-2"
@@ -168,7 +158,7 @@ def test_each_image_of_a_list_is_signed_and_has_its_provenance(site: BuildSite) 
         spec = parse_pull_spec(site.wait_image(), where="the test")
     client = make_client(site.registry, PULLER)
     for name in BOTH:
-        digest = resolve(site, str(spec), name).digest
+        digest = site.resolve(str(spec), name).digest
         verify_image(client, spec.repository, digest, key.public_key)
         (statement,) = map(
             json.loads, read_documents(client, spec.repository, digest, STATEMENT_TYPE)
@@ -188,7 +178,7 @@ def test_node_of_another_architecture_causes_a_new_image(site: BuildSite) -> Non
     with site.controller():
         kubelet.succeed(kubelet.wait_pod())
         first = site.wait_image()
-        assert resolve(site, first, "amd64").index_digest == ""
+        assert site.resolve(first, "amd64").index_digest == ""
         site.add_node("node-arm64", "arm64")
         pod = kubelet.wait_pod()
         assert read_architecture(pod) == "arm64"
@@ -205,7 +195,7 @@ def test_list_of_a_deleted_build_is_pruned_with_its_images(
         site.add_image_config()
         with site.controller():
             first = site.wait_image()
-            instances = [resolve(site, first, name).digest for name in BOTH]
+            instances = [site.resolve(first, name).digest for name in BOTH]
             image = first
             for number in range(3, 8):
                 site.add_config(f"rendered-worker-{number}", f"v{number}")
@@ -219,7 +209,7 @@ def test_list_of_a_deleted_build_is_pruned_with_its_images(
                 limit_s=30,
             )
             client.close()
-        assert resolve(site, image, "arm64").index_digest
+        assert site.resolve(image, "arm64").index_digest
 
 
 def test_job_of_one_architecture_that_ends_leaves_the_logins_of_the_other(site: BuildSite) -> None:

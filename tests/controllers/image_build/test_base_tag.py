@@ -1,25 +1,17 @@
 """A base by tag: the build controller on the lab's API server and a real registry."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.controllers.image_build.site import (
     BuildSite,
     Json,
-    MortalTransport,
     MovableClock,
-    open_site,
 )
-from tests.registry.images import make_client
-from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
-from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.kube.resources import CONTROLLERCONFIGS, EVENTS, MACHINEOSCONFIGS
-from treenail.registry.images import resolve_image
+from treenail.kube.resources import CONTROLLERCONFIGS, MACHINEOSCONFIGS
 
 pytestmark = [pytest.mark.integration]
 
@@ -35,22 +27,9 @@ ALWAYS = json.dumps(
 )
 
 
-@pytest.fixture
-def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
-    with open_site(tmp_path, lab_registry) as found:
-        found.add_pool()
-        yield found
-
-
-def read_base(site: BuildSite, image: str) -> str:
-    """Return the base image that the labels of a built image name."""
-    spec = parse_pull_spec(image, where="the test")
-    client = make_client(site.registry)
-    try:
-        found = resolve_image(client, spec.repository, spec.digest, "amd64")
-    finally:
-        client.close()
-    return str(json.loads(found.config)["config"]["Labels"]["baseOSContainerImage"])
+@pytest.fixture(autouse=True)
+def pool(site: BuildSite) -> None:
+    site.add_pool()
 
 
 def add_tagged(site: BuildSite, tag: str, **notes: str) -> str:
@@ -62,13 +41,7 @@ def add_tagged(site: BuildSite, tag: str, **notes: str) -> str:
 
 def record(site: BuildSite) -> dict[str, str]:
     notes = site.image_config()["metadata"]["annotations"]
-    found: dict[str, str] = json.loads(notes.get("treenail.io/resolved-base", "{}"))
-    return found
-
-
-def find_events(site: BuildSite, reason: str) -> list[str]:
-    found = site.client.list(EVENTS, namespace="default").items
-    return [str(each["message"]) for each in found if each.get("reason") == reason]
+    return json.loads(notes.get("treenail.io/resolved-base", "{}"))
 
 
 def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> None:
@@ -76,7 +49,7 @@ def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> N
     tag = add_tagged(site, "once")
     with site.controller():
         image = site.wait_image()
-    assert read_base(site, image) == first
+    assert site.read_labels(image)["baseOSContainerImage"] == first
     assert (record(site)["tag"], record(site)["image"]) == (tag, first)
     assert site.condition("BaseImageResolved")[:2] == ("True", "Resolved")
     (build,) = site.builds()
@@ -91,7 +64,7 @@ def test_tag_is_resolved_once_until_a_rebuild_is_requested(site: BuildSite) -> N
         site.request_rebuild("worker")
         later = site.wait_image(but=image)
         wait_until(lambda: "forRebuild" not in record(site))
-    assert read_base(site, later) == second
+    assert site.read_labels(later)["baseOSContainerImage"] == second
     names = {each["metadata"]["name"] for each in site.builds()} - {build["metadata"]["name"]}
     assert len([each for each in names if each.startswith("worker-")]) == 1
 
@@ -106,16 +79,17 @@ def test_new_digest_of_a_tag_is_built_within_the_window(site: BuildSite) -> None
     metrics = ControllerMetrics()
     with site.controller(metrics=metrics):
         later = site.wait_image(but=image)
-        wait_until(lambda: find_events(site, "ImageTagMoved"))
-    assert read_base(site, later) == second
-    assert find_events(site, "ImageTagMoved") == [f"{tag} moved from {first} to {second}"]
+        wait_until(lambda: site.find_events("ImageTagMoved"))
+    assert site.read_labels(later)["baseOSContainerImage"] == second
+    (moved,) = site.find_events("ImageTagMoved")
+    assert moved["message"] == f"{tag} moved from {first} to {second}"
     name = "treenail_controller_base_image_tag_changes_total"
     line = f'{name}{{pool="worker",reason="ImageTagMoved"}} 1.0'
     assert line in metrics.render_text().splitlines()
     site.move_tag("watched", "1")
     with site.controller():
         wait_until(lambda: site.condition("BaseImageResolved")[1] == "TagMovedBack", limit_s=20)
-        wait_until(lambda: find_events(site, "TagMovedBack"))
+        wait_until(lambda: site.find_events("TagMovedBack"))
         assert site.image() == later
         assert site.condition("ImageReady")[0] == "True"
 
@@ -136,28 +110,6 @@ def test_changed_login_resolves_the_tag_at_once(site: BuildSite) -> None:
         site.wait_image()
 
 
-def test_tag_that_does_not_exist_is_a_condition_and_no_build(site: BuildSite) -> None:
-    tag = add_tagged(site, "absent")
-    with site.controller():
-        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
-    _, reason, message = site.condition("Accepted")
-    assert reason == "BaseImageUnresolved"
-    assert message.startswith(f"cannot resolve {tag}: ")
-    assert site.condition("BaseImageResolved")[:2] == ("False", "TagNotFound")
-    assert site.builds() == []
-
-
-def test_invalid_schedule_is_a_condition_and_no_build(site: BuildSite) -> None:
-    site.move_tag("once", "1")
-    add_tagged(site, "once", rebuild_schedule="sundays")
-    with site.controller():
-        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
-    _, reason, message = site.condition("Accepted")
-    assert reason == "AnnotationInvalid"
-    assert message.startswith("annotation treenail.io/rebuild-schedule: expected a list such as")
-    assert site.builds() == []
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("is_before", [True, False])
 def test_kill_at_each_write_leads_to_one_build_of_one_base(
@@ -171,17 +123,14 @@ def test_kill_at_each_write_leads_to_one_build_of_one_base(
         site.add_pool(name)
         site.add_image_config(name, annotations={"treenail.io/base-image": tag})
 
-        def prepare(wire: MortalTransport, number: int = number) -> None:
-            wire.die_at, wire.dies_before = number, is_before
-
-        with site.controller(prepare) as wire:
+        with site.controller(die_at=number, dies_before=is_before) as wire:
             wait_until(lambda wire=wire, name=name: wire.is_dead or site.image(name), limit_s=20)  # type: ignore[misc]
         if site.image_config(name)["metadata"]["annotations"].get("treenail.io/resolved-base"):
             # The record keeps the base of this build, whatever the tag stands for now.
             site.move_tag("killed", f"later-{number}")
         with site.controller():
             image = site.wait_image(name)
-        assert read_base(site, image) == bases[-1], number
+        assert site.read_labels(image)["baseOSContainerImage"] == bases[-1], number
         own = [each for each in site.builds() if each["spec"]["machineOSConfig"]["name"] == name]
         assert len(own) == 1, number
 

@@ -1,8 +1,7 @@
 """The build controller on the lab's API server and a real registry."""
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -10,14 +9,11 @@ from tests.builder.test_attestations import make_key
 from tests.controllers.image_build.site import (
     CONTAINERFILE,
     BuildSite,
-    Json,
     Kubelet,
-    MortalTransport,
-    open_site,
     read_inputs_name,
 )
 from tests.registry.images import make_client, make_layer, push_image
-from tests.registry.real_registry import PULLER, FaultKind, RegistryFault, RegistryService
+from tests.registry.real_registry import PULLER, FaultKind, RegistryFault
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.images.provenance import attach_packages, read_documents
@@ -25,37 +21,18 @@ from treenail.builder.images.signatures import verify_image
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
 from treenail.image.oci.packages import SPDX_TYPE
 from treenail.image.oci.provenance import STATEMENT_TYPE
-from treenail.kube.resources import EVENTS, MACHINEOSCONFIGS
+from treenail.kube.resources import MACHINEOSCONFIGS
 from treenail.manifests.permissions import BUILD_VERBS, CONTROLLER_VERBS
-from treenail.registry.images import resolve_image
 
 pytestmark = [pytest.mark.integration]
 
 
-@pytest.fixture
-def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
-    with open_site(tmp_path, lab_registry) as found:
-        yield found
-
-
-def read_labels(site: BuildSite, image: str) -> dict[str, str]:
-    spec = parse_pull_spec(image, where="the test")
-    client = make_client(site.registry)
-    try:
-        found = resolve_image(client, spec.repository, spec.digest, "amd64")
-    finally:
-        client.close()
-    labels: dict[str, str] = json.loads(found.config)["config"]["Labels"]
-    return labels
-
-
 def test_image_without_containerfile_is_built_without_a_job(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config()
+    site.start_pool()
     with site.controller():
         image = site.wait_image()
     assert site.build_state()[:2] == ("Succeeded", "Ready")
-    labels = read_labels(site, image)
+    labels = site.read_labels(image)
     assert labels["machineconfig"] == "rendered-worker-0"
     assert labels["machineconfigpool"] == "worker"
     assert labels["baseOSContainerImage"] == site.base
@@ -65,8 +42,7 @@ def test_image_without_containerfile_is_built_without_a_job(site: BuildSite) -> 
 
 
 def test_image_is_signed_before_it_is_ready(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config()
+    site.start_pool()
     key = make_key()
     with site.controller(signing_key=key):
         image = site.wait_image()
@@ -76,9 +52,7 @@ def test_image_is_signed_before_it_is_ready(site: BuildSite) -> None:
 
 
 def test_image_has_one_statement_of_its_provenance(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     with site.controller():
         system = kubelet.succeed(kubelet.wait_pod())
         spec = parse_pull_spec(site.wait_image(), where="the test")
@@ -94,9 +68,7 @@ def test_image_has_one_statement_of_its_provenance(site: BuildSite) -> None:
 
 
 def test_packages_of_the_system_part_are_attached_to_the_image(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     client = make_client(site.registry)
     with site.controller():
         pod = kubelet.wait_pod()
@@ -115,11 +87,10 @@ def test_provenance_that_cannot_be_attached_is_reported_and_fails_no_build(
     site.registry.faults.add(
         RegistryFault(FaultKind.STATUS, method="GET", path="/referrers/", status=500, times=0)
     )
-    site.add_pool()
-    site.add_image_config()
+    site.start_pool()
     with site.controller():
         site.wait_image(limit_s=60)
-        reported = wait_until(lambda: find_warnings(site, "ProvenanceNotAttached"))
+        reported = wait_until(lambda: site.find_events("ProvenanceNotAttached"))
     assert site.build_state()[0] == "Succeeded"
     (build,) = site.builds()
     report = json.loads(build["metadata"]["annotations"]["treenail.io/build-report"])
@@ -131,15 +102,8 @@ def test_provenance_that_cannot_be_attached_is_reported_and_fails_no_build(
     assert all(report["warning"] in each["message"] for each in reported)
 
 
-def find_warnings(site: BuildSite, reason: str) -> list[Json]:
-    found = site.client.list(EVENTS, namespace="default").items
-    return [each for each in found if (each["type"], each["reason"]) == ("Warning", reason)]
-
-
 def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     with site.controller():
         pod = kubelet.wait_pod()
         names = [each["name"] for each in pod["spec"]["initContainers"]]
@@ -152,40 +116,20 @@ def test_containerfile_is_built_by_a_job_and_gets_the_config(site: BuildSite) ->
     assert notes["treenail.io/system-image"].endswith(digest)
     assert json.loads(notes["treenail.io/build-report"])["seconds"]["push"] == 3.0
     assert site.build_state()[:2] == ("Succeeded", "Ready")
-    assert read_labels(site, image)["machineconfig"] == "rendered-worker-0"
+    assert site.read_labels(image)["machineconfig"] == "rendered-worker-0"
 
 
 def test_change_of_files_alone_makes_an_image_without_a_job(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     with site.controller() as wire:
         kubelet.succeed(kubelet.wait_pod())
         first = site.wait_image()
         site.add_config("rendered-worker-1", "y")
         site.set_config("worker", "rendered-worker-1")
         second = site.wait_image(but=first)
-        assert read_labels(site, second)["machineconfig"] == "rendered-worker-1"
+        assert site.read_labels(second)["machineconfig"] == "rendered-worker-1"
     created = [each for each in wire.writes if each.startswith("POST") and "/jobs" in each]
     assert len(created) == 1
-
-
-def test_user_error_fails_the_build_with_line_and_remedy(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
-    failure = BuildResult(
-        BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, line=2, message="no package\nlog"
-    )
-    with site.controller():
-        kubelet.fail(kubelet.wait_pod(), failure)
-        wait_until(lambda: site.build_state()[0] == "Failed", limit_s=20)
-        wait_until(lambda: site.pool_condition("ImageBuildDegraded")[0] == "True")
-    _, reason, message = site.build_state()
-    assert reason == "InstructionFailed"
-    assert message.startswith("line 2: no package; last output: log; correct the instruction")
-    assert "InstructionFailed" in site.condition("ImageReady")
-    assert len(site.jobs()) == 1
 
 
 def test_failed_instruction_names_files_of_the_config_that_it_did_not_see(site: BuildSite) -> None:
@@ -206,9 +150,7 @@ def test_failed_instruction_names_files_of_the_config_that_it_did_not_see(site: 
 
 
 def test_failed_build_begins_again_when_the_containerfile_sees_the_config(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     failure = BuildResult(BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, message="x")
     with site.controller():
         kubelet.fail(kubelet.wait_pod(), failure)
@@ -221,9 +163,7 @@ def test_failed_build_begins_again_when_the_containerfile_sees_the_config(site: 
 
 def test_changed_file_of_the_context_is_a_new_build(site: BuildSite) -> None:
     site.put_context("files", {"motd": "first"})
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE, annotations={"treenail.io/context": "files"})
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE, annotations={"treenail.io/context": "files"})
     with site.controller():
         kubelet.succeed(kubelet.wait_pod())
         first = site.wait_image()
@@ -236,9 +176,7 @@ def test_changed_file_of_the_context_is_a_new_build(site: BuildSite) -> None:
 
 
 def test_context_that_is_created_late_is_found_at_once(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE, annotations={"treenail.io/context": "files"})
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE, annotations={"treenail.io/context": "files"})
     with site.controller():
         wait_until(lambda: site.condition("Accepted")[1] == "ContextInvalid", limit_s=20)
         site.put_context("files", {"motd": "first"})
@@ -267,71 +205,31 @@ def test_shared_job_keeps_its_inputs_when_the_first_config_is_deleted(site: Buil
         wait_until(lambda: site.secrets() == {"push", "global-pull-secret-copy"}, limit_s=20)
 
 
-def test_evicted_pod_is_replaced_without_a_failure(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
-    with site.controller():
-        pod = kubelet.wait_pod()
-        kubelet.evict(pod)
-        name = pod["metadata"]["name"]
-
-        def find_next() -> list[object]:
-            return [each for each in kubelet.find_pods() if each["metadata"]["name"] != name]
-
-        kubelet.succeed(wait_until(find_next, limit_s=30)[0])  # type: ignore[arg-type]
-        site.wait_image()
-    assert site.build_state()[0] == "Succeeded"
-
-
-def test_digest_that_the_registry_lacks_is_retried(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
-    with site.controller():
-        kubelet.succeed(kubelet.wait_pod(), digest=f"sha256:{'5' * 64}")
-        wait_until(lambda: site.build_state()[1] == "DigestMismatch", limit_s=20)
-    state, _, message = site.build_state()
-    assert state == "Building"
-    assert "attempt 1 failed; next attempt at " in message
-    assert site.image() == ""
-
-
-def test_secret_without_the_registry_is_a_condition_and_no_build(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(renderedImagePushSecret={"name": "absent"})
+@pytest.mark.parametrize(
+    ("text", "notes", "reason", "sentence"),
+    [
+        ("FROM configs AS final\nRUNN true\n", {}, "ContainerfileInvalid",
+         "line 2: unknown instruction 'RUNN'"),
+        ("", {"context": "absent"}, "ContextInvalid", "/absent"),
+        ("", {"base-image": "{host}/os/base:absent"}, "BaseImageUnresolved",
+         "cannot resolve {host}/os/base:absent: "),
+        ("", {"base-image": "{host}/os/base:latest", "rebuild-schedule": "sundays"},
+         "AnnotationInvalid", "annotation treenail.io/rebuild-schedule: expected a list such as"),
+        ("", {}, "SecretNotFound", "spec.renderedImagePushSecret: expected the name of a Secret"),
+    ],
+)  # fmt: skip
+def test_invalid_input_is_a_condition_and_no_build(
+    site: BuildSite, text: str, notes: dict[str, str], reason: str, sentence: str
+) -> None:
+    host = site.registry.host
+    annotations = {f"treenail.io/{name}": each.format(host=host) for name, each in notes.items()}
+    secret = {"name": "absent" if reason == "SecretNotFound" else "push"}
+    site.start_pool(text, annotations=annotations, renderedImagePushSecret=secret)
     with site.controller():
         wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
-    _, reason, message = site.condition("Accepted")
-    assert reason == "SecretNotFound"
-    assert message.startswith("spec.renderedImagePushSecret: expected the name of a Secret")
-    assert "/absent, which does not exist" in message
+    assert site.condition("Accepted")[1] == reason
+    assert sentence.format(host=host) in site.condition("Accepted")[2]
     assert site.builds() == []
-
-
-def test_invalid_containerfile_names_line_and_remedy_before_any_job(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text="FROM configs AS final\nRUNN true\n")
-    with site.controller():
-        wait_until(lambda: site.condition("Accepted")[0] == "False", limit_s=20)
-    assert site.condition("Accepted")[1] == "ContainerfileInvalid"
-    assert "line 2: unknown instruction 'RUNN'" in site.condition("Accepted")[2]
-    assert site.builds() == []
-
-
-def test_rotated_login_is_used_by_the_next_attempt(site: BuildSite) -> None:
-    site.add_pool()
-    site.put_secret("push", PULLER)
-    site.add_image_config()
-    with site.controller():
-        wait_until(lambda: site.build_state()[1] in ("PushDenied", "PushLoginRefused"), limit_s=20)
-    assert site.image() == ""
-    with site.controller():
-        site.put_secret("push")
-        site.request_rebuild("worker")
-        site.wait_image()
-    notes = site.image_config()["metadata"]["annotations"]
-    assert "machineconfiguration.openshift.io/rebuild" not in notes
 
 
 def finish_until(condition: Callable[[], bool], kubelet: Kubelet) -> None:
@@ -377,10 +275,7 @@ def test_kill_at_each_write_leads_to_one_image(
         site.add_pool(name)
         site.add_image_config(name, f"{text}LABEL n={number}\n" if text else "")
 
-        def prepare(wire: MortalTransport, number: int = number) -> None:
-            wire.die_at, wire.dies_before = number, is_before
-
-        with site.controller(prepare) as wire:
+        with site.controller(die_at=number, dies_before=is_before) as wire:
             finish_until(lambda wire=wire: wire.is_dead, kubelet)  # type: ignore[misc]
         with site.controller():
             finish_until(lambda name=name: is_ready(site, name), kubelet)  # type: ignore[misc]

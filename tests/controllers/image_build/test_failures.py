@@ -17,11 +17,10 @@ from tests.controllers.image_build.site import (
     BuildSite,
     Json,
     Kubelet,
-    MortalTransport,
     MovableClock,
-    find_condition,
     open_site,
 )
+from tests.fixtures.objects import find_condition
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.controllers.image_build.build_objects import decode_report
@@ -386,6 +385,7 @@ def test_reported_failure_of_a_job_has_its_reason_and_recovers(
         kubelet.kubelet.succeed(kubelet.next_pod())
         wait_until(lambda: is_served(site, pool), limit_s=30)
     assert len(kubelet.pods) == pods + 1
+    assert key.REBUILD not in site.image_config(pool)["metadata"]["annotations"]
     assert read_state(site, pool)[2] == (1 if is_external else 0)
 
 
@@ -421,11 +421,11 @@ def test_deadline_is_retried_once(site: BuildSite, pool: str, kubelet: PoolKubel
     clock = MovableClock()
     request_build(site, pool)
 
-    def prepare(wire: MortalTransport) -> None:
-        # The shortest deadline that the annotation allows is a minute.
-        wire.edit_job = lambda job: job["spec"].update(activeDeadlineSeconds=1)
+    # The shortest deadline that the annotation allows is a minute.
+    def hurry(job: Json) -> None:
+        job["spec"]["activeDeadlineSeconds"] = 1
 
-    with site.controller(prepare, clock=clock):
+    with site.controller(edit_job=hurry, clock=clock):
         kubelet.next_pod()
         wait_state(site, pool, "Building", "DeadlineExceeded", 1)
         pass_time(site, clock, lambda: read_state(site, pool)[2] == 2)
@@ -438,10 +438,7 @@ def test_job_without_a_failure_policy_ends_at_the_first_user_error(
     request_build(site, pool)
     result = BuildResult(BuildPhase.BUILD, reason=BuildReason.INSTRUCTION_FAILED, message="no")
 
-    def prepare(wire: MortalTransport) -> None:
-        wire.edit_job = lambda job: job["spec"].pop("podFailurePolicy")
-
-    with site.controller(prepare):
+    with site.controller(edit_job=lambda job: job["spec"].pop("podFailurePolicy")):
         kubelet.kubelet.fail(kubelet.next_pod(), result)
         wait_state(site, pool, "Failed", "InstructionFailed", 1)
         kubelet.wait_end()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.image_build.site import CLOCK
+from tests.fixtures.controllers import CLOCK
 from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig

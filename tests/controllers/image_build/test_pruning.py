@@ -1,6 +1,5 @@
 """Pruning by the build controller: docker-registry loses only what nothing refers to."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,9 @@ import pytest
 from tests.controllers.image_build.site import (
     CONTAINERFILE,
     BuildSite,
-    Kubelet,
-    MortalTransport,
     open_site,
 )
+from tests.fixtures.objects import make_node
 from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import (
     FaultKind,
@@ -37,7 +35,7 @@ from treenail.controllers.image_build.build_objects import (
 from treenail.controllers.image_build.layer_builder import RepositoryLock, RepositoryLocked
 from treenail.controllers.image_build.pruner import read_candidates
 from treenail.image.oci.prune import plan_pruning
-from treenail.kube.resources import EVENTS, MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
+from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import copy_blobs, resolve_image
 
@@ -47,12 +45,6 @@ pytestmark = [pytest.mark.integration]
 REPOSITORY = "os/worker"
 DIGEST = f"sha256:{'a' * 64}"
 BUILD = f"worker-{'b' * 32}"
-
-
-@pytest.fixture
-def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
-    with open_site(tmp_path, lab_registry) as found:
-        yield found
 
 
 def build_images(site: BuildSite, first: int, count: int) -> list[str]:
@@ -116,24 +108,9 @@ def get_candidates(site: BuildSite) -> list[str]:
 
 def add_node(site: BuildSite, image: str) -> None:
     """Add a Node of another pool that runs an image."""
-    notes = {key.CURRENT_IMAGE: image, key.DESIRED_IMAGE: image}
-    site.client.create(
-        NODES,
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {
-                "name": "other-0",
-                "labels": {"node-role.kubernetes.io/other": ""},
-                "annotations": notes,
-            },
-        },
-    )
-
-
-def find_events(site: BuildSite) -> list[str]:
-    found = site.client.list(EVENTS, namespace="default").items
-    return [str(each["message"]) for each in found if each.get("reason") == "ImagesNotPruned"]
+    node = make_node("other-0", role="other")
+    node["metadata"]["annotations"] = {key.CURRENT_IMAGE: image, key.DESIRED_IMAGE: image}
+    site.client.create(NODES, node)
 
 
 def test_image_that_a_node_of_another_pool_has_stays(
@@ -154,9 +131,7 @@ def test_image_that_a_node_of_another_pool_has_stays(
 
 
 def test_image_and_system_part_of_deleted_builds_are_deleted(site: BuildSite) -> None:
-    site.add_pool()
-    site.add_image_config(text=CONTAINERFILE)
-    kubelet = Kubelet(site)
+    kubelet = site.start_pool(CONTAINERFILE)
     image = ""
     systems, images = [], []
     with site.controller():
@@ -177,12 +152,13 @@ def test_registry_that_refuses_deletion_is_reported_once(site: BuildSite) -> Non
     start(site)
     with site.controller():
         images = [site.wait_image(), *build_images(site, 2, 4)]
-        wait_until(lambda: find_events(site), limit_s=20)
+        wait_until(lambda: site.find_events("ImagesNotPruned"), limit_s=20)
         images += build_images(site, 7, 2)
         wait_until(lambda: len(get_candidates(site)) == 3)
         status, reason, shown = site.condition("ImagesPruned")
     assert find_present(site, images) == set(images)
-    (message,) = find_events(site)
+    (event,) = site.find_events("ImagesNotPruned")
+    message = event["message"]
     assert message.startswith(f"cannot delete images of {REPOSITORY}: ")
     assert "@sha256:" not in message
     assert (status, reason) == ("False", "DeletionRefused")
@@ -227,10 +203,7 @@ def test_unreadable_references_delete_nothing(
 ) -> None:
     start(site)
 
-    def forbid(wire: MortalTransport) -> None:
-        wire.hidden = "/machineconfignodes"
-
-    with site.controller(forbid):
+    with site.controller(hidden="/machineconfignodes"):
         images = [site.wait_image(), *build_images(site, 2, 4)]
         wait_until(lambda: "cannot prune the images of worker" in caplog.text, limit_s=20)
     assert find_present(site, images) == set(images)
@@ -245,14 +218,10 @@ def test_kill_between_marks_loses_no_image(site: BuildSite, is_before: bool) -> 
         images = [site.wait_image(), *build_images(site, 2, 3)]
     # The writes of a build with the mark, the deletion of the oldest build and the end of the mark.
     for number in (5, 6, 7):
-
-        def prepare(wire: MortalTransport, number: int = number) -> None:
-            wire.die_at, wire.dies_before = number, is_before
-
         config = f"rendered-worker-{10 + number}"
         site.add_config(config, config)
         before = site.image()
-        with site.controller(prepare) as wire:
+        with site.controller(die_at=number, dies_before=is_before) as wire:
             site.set_config("worker", config)
             wait_until(lambda wire=wire: wire.is_dead, limit_s=20)  # type: ignore[misc]
             assert_builds_have_images(site)

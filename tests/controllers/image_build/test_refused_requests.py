@@ -1,24 +1,17 @@
 """Requests of the build controller that the API server refuses are shown to users."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.controllers.image_build.site import CONTAINERFILE, BuildSite, MortalTransport, open_site
+from tests.controllers.image_build.site import CONTAINERFILE, BuildSite
 from tests.waiting import wait_until
 from treenail.kube.resources import EVENTS
-from treenail_lab.registry.service import RegistryService
 
 pytestmark = [pytest.mark.integration]
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[BuildSite]:
-    with RegistryService() as registry, open_site(tmp_path, registry) as found:
-        found.add_pool()
-        found.add_image_config(text=CONTAINERFILE)
-        yield found
+@pytest.fixture(autouse=True)
+def pool(site: BuildSite) -> None:
+    site.start_pool(CONTAINERFILE)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +25,6 @@ def site(tmp_path: Path) -> Iterator[BuildSite]:
 def test_refused_write_is_reported_until_it_succeeds(
     site: BuildSite, forbidden: str, request_line: str
 ) -> None:
-    def forbid(wire: MortalTransport) -> None:
-        wire.forbidden = forbidden
-
     refused = (
         "False",
         "RequestRefused",
@@ -43,7 +33,7 @@ def test_refused_write_is_reported_until_it_succeeds(
             "quota, the admission policy or the role that refuses it"
         ),
     )
-    with site.controller(forbid) as wire:
+    with site.controller(forbidden=forbidden) as wire:
         wait_until(lambda: site.condition("BuildProgressing") == refused)
         assert site.condition("Accepted")[0] == "True"
         assert site.condition("ImageReady")[0] == "False"
@@ -63,10 +53,7 @@ def test_refused_write_is_reported_until_it_succeeds(
 
 @pytest.mark.parametrize("path", ["/secrets/push", "/machineconfigs/rendered-worker-0"])
 def test_refused_read_is_a_problem_of_the_inputs(site: BuildSite, path: str) -> None:
-    def forbid(wire: MortalTransport) -> None:
-        wire.forbidden = f"GET {path}"
-
-    with site.controller(forbid):
+    with site.controller(forbidden=f"GET {path}"):
         wait_until(lambda: site.condition("Accepted")[:2] == ("False", "RequestRefused"))
     message = site.condition("Accepted")[2]
     assert message.startswith("cannot plan the build: GET ")

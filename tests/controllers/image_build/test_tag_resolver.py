@@ -6,8 +6,9 @@ from typing import Protocol
 
 import pytest
 
-from tests.controllers.image_build.site import CLOCK, BuildSite, open_site
+from tests.controllers.image_build.site import BuildSite, open_site
 from tests.fakes.tag_source import FakeTagSource
+from tests.fixtures.controllers import CLOCK
 from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import RegistryService
 from treenail.controllers.image_build.cluster_reader import ClusterReader

@@ -1,7 +1,6 @@
 """Nodes with pods that cannot be evicted now are assigned last."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +20,6 @@ from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 USER = "rollout"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

@@ -1,139 +1,78 @@
 """The render controller with real watches on the lab's API server."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
+from tests.controllers.rollout.agents import add_nodes
+from tests.fixtures.controllers import CLOCK, open_client, run_controllers
+from tests.fixtures.objects import (
+    ROLE,
+    find_condition,
+    make_config,
+    make_file,
+    make_pool,
+)
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.cli.controller.rollout import read_rollouts
-from treenail.clocks import SystemClock
 from treenail.controllers.render.controller import KEPT_CONFIGS, RenderController
 from treenail.controllers.render.render import hash_render_inputs
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.controllers.status.rollout_result import RolloutOutcome
 from treenail.controllers.status.snapshot import read_metadata
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import (
-    CUSTOMRESOURCEDEFINITIONS,
     EVENTS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     Resource,
 )
-from treenail.manifests import installation
 from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
-CLOCK = SystemClock()
 USER = "render"
-ROLE = "machineconfiguration.openshift.io/role"
 Json = dict[str, Any]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def client(server: LabServer) -> Iterator[Client]:
-    found, transport = client_of(server.admin_kubeconfig)
-    install_kinds(found)
-    if not any("controllerconfigs" in str(document) for document in installation.load_crds()):
-        found.create(CUSTOMRESOURCEDEFINITIONS, CONTROLLER_CONFIGS)
-    yield found
-    transport.close()
 
 
 @contextmanager
 def running(server: LabServer, refused: list[str] | None = None) -> Iterator[None]:
     """Run the controller; writes to a resource in ``refused`` are forbidden."""
-    client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
-    send = transport.send
+    with open_client(server.write_kubeconfig(USER, ["system:masters"])) as client:
+        send = client._transport.send
 
-    def refuse(request: ApiRequest) -> ApiResponse:
-        if request.method != "GET" and request.path.split("/")[4] in (refused or []):
-            status = {"kind": "Status", "code": 403, "message": "denied by policy small"}
-            return ApiResponse(403, json.dumps(status).encode())
-        return send(request)
+        def refuse(request: ApiRequest) -> ApiResponse:
+            if request.method != "GET" and request.path.split("/")[4] in (refused or []):
+                status = {"kind": "Status", "code": 403, "message": "denied by policy small"}
+                return ApiResponse(403, json.dumps(status).encode())
+            return send(request)
 
-    transport.send = refuse  # type: ignore[method-assign]  # the client calls it
-    controller = RenderController(
-        client, CLOCK, EventRecorder(client, "render", "here", CLOCK), settle_s=0.0
-    )
-    crew = ControllerSettings(controller, first_retry_s=0.02)
-    runtime = ControllerRuntime([crew], InformerSet(client, CLOCK), CLOCK, ControllerMetrics())
-    stop = threading.Event()
-    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(20)
-        transport.close()
-        assert not thread.is_alive()
+        client._transport.send = refuse
+        recorder = EventRecorder(client, "render", "here", CLOCK)
+        with run_controllers(client, RenderController(client, CLOCK, recorder, settle_s=0.0)):
+            yield
 
 
-def add_config(client: Client, name: str, role: str = "worker", **spec: Any) -> None:
-    client.create(MACHINECONFIGS, config(name, role, **spec))
-
-
-def config(name: str, role: str = "worker", **spec: Any) -> Json:
-    ignition = {"ignition": {"version": "3.5.0"}, "storage": {"files": spec.pop("files", [])}}
-    return {
-        "apiVersion": MACHINECONFIGS.api_version,
-        "kind": "MachineConfig",
-        "metadata": {"name": name, "labels": {ROLE: role}},
-        "spec": {"config": ignition, **spec},
-    }
-
-
-def file(path: str, text: str) -> Json:
-    return {"path": path, "contents": {"source": f"data:,{text}"}}
+def add_config(client: Client, name: str, *files: Json, role: str = "worker", **spec: Any) -> None:
+    client.create(MACHINECONFIGS, make_config(name, *files, role=role, **spec))
 
 
 def add_pool(client: Client, name: str = "worker", selector: Json | None = None) -> None:
     chosen = {"matchLabels": {ROLE: name}} if selector is None else selector
-    client.create(
-        MACHINECONFIGPOOLS,
-        {
-            "apiVersion": MACHINECONFIGPOOLS.api_version,
-            "kind": "MachineConfigPool",
-            "metadata": {"name": name},
-            "spec": {
-                "machineConfigSelector": chosen,
-                "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
-            },
-        },
-    )
+    client.create(MACHINECONFIGPOOLS, make_pool(name, machineConfigSelector=chosen))
 
 
 def target(client: Client, pool: str = "worker") -> str:
     found: Any = client.get(MACHINECONFIGPOOLS, pool)
-    name: str = found["spec"].get("configuration", {}).get("name", "")
-    return name
+    return found["spec"].get("configuration", {}).get("name", "")
 
 
 def degraded(client: Client, pool: str = "worker") -> tuple[str, str, str]:
-    found: Any = client.get(MACHINECONFIGPOOLS, pool)
-    for each in found.get("status", {}).get("conditions", ()):
-        if each["type"] == "RenderDegraded":
-            return each["status"], each["reason"], each["message"]
-    return "", "", ""
+    return find_condition(client.get(MACHINECONFIGPOOLS, pool), "RenderDegraded")
 
 
 def names(client: Client, resource: Resource = MACHINECONFIGS) -> set[str]:
@@ -150,7 +89,7 @@ def moved(client: Client, since: str, pool: str = "worker") -> Callable[[], str]
 
 
 def change(client: Client, name: str, text: str) -> None:
-    body = {"spec": config(name, files=[file("/etc/a", text)])["spec"]}
+    body = {"spec": make_config(name, make_file("/etc/a", text))["spec"]}
     client.patch(MACHINECONFIGS, name, body)
 
 
@@ -162,7 +101,7 @@ def writes(server: LabServer, name: str) -> int:
 
 
 def test_changed_pool_gets_a_new_rendered_config(server: LabServer, client: Client) -> None:
-    add_config(client, "00-base", files=[file("/etc/a", "1")])
+    add_config(client, "00-base", make_file("/etc/a", "1"))
     add_config(client, "10-more", kernelArguments=["quiet"])
     add_config(client, "20-other", role="infra")
     add_pool(client)
@@ -262,7 +201,7 @@ def test_rollout_is_complete_only_when_the_newest_machineconfigs_were_observed(
     def await_render() -> None:
         wait_until(lambda: read_outcome() is not RolloutOutcome.IN_PROGRESS)
 
-    add_config(client, "00-base", files=[file("/etc/a", "1")])
+    add_config(client, "00-base", make_file("/etc/a", "1"))
     add_pool(client)
     with running(server):
         wait_until(lambda: degraded(client)[0] == "False")
@@ -282,7 +221,7 @@ def test_rollout_is_complete_only_when_the_newest_machineconfigs_were_observed(
             wait_until(lambda: is_observed(client))
         report_updated(client)
         assert read_outcome() is RolloutOutcome.COMPLETE
-    add_config(client, "99-wrong", files=[{"path": "relative"}])
+    add_config(client, "99-wrong", {"path": "relative"})
     assert read_outcome() is RolloutOutcome.IN_PROGRESS
     with running(server):
         await_render()
@@ -299,7 +238,7 @@ def is_observed(client: Client) -> bool:
 
 def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client) -> None:
     add_config(client, "00-base")
-    add_config(client, "99-wrong", files=[{"path": "relative"}])
+    add_config(client, "99-wrong", {"path": "relative"})
     add_config(client, "00-infra", role="infra")
     add_pool(client)
     add_pool(client, "infra")
@@ -318,7 +257,7 @@ def test_invalid_config_degrades_only_its_pool(server: LabServer, client: Client
 
 
 def test_field_without_effect_is_an_event_of_the_pool(server: LabServer, client: Client) -> None:
-    add_config(client, "00-base", files=[file("/etc/a", "1")])
+    add_config(client, "00-base", make_file("/etc/a", "1"))
     add_pool(client)
     with running(server):
         wait_until(moved(client, ""))
@@ -388,7 +327,7 @@ def test_edited_rendered_config_is_not_assigned(
 def test_old_rendered_configs_are_deleted_but_never_one_in_use(
     server: LabServer, client: Client
 ) -> None:
-    add_config(client, "00-base", files=[file("/etc/a", "0")])
+    add_config(client, "00-base", make_file("/etc/a", "0"))
     add_pool(client)
     made: list[str] = []
     with running(server):
@@ -403,27 +342,9 @@ def test_old_rendered_configs_are_deleted_but_never_one_in_use(
 
 def test_hundred_machineconfigs_are_rendered_into_one(server: LabServer, client: Client) -> None:
     for number in range(100):
-        add_config(client, f"{number:03d}-part", files=[file(f"/etc/part-{number}", "x")])
+        add_config(client, f"{number:03d}-part", make_file(f"/etc/part-{number}", "x"))
     add_pool(client)
     with running(server):
         found: Any = client.get(MACHINECONFIGS, wait_until(moved(client, "")))
         assert len(found["spec"]["config"]["storage"]["files"]) == 100
         assert len(rendered(client)) == 1
-
-
-CONTROLLER_CONFIGS: Json = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "controllerconfigs.machineconfiguration.openshift.io"},
-    "spec": {
-        "group": "machineconfiguration.openshift.io",
-        "scope": "Cluster",
-        "names": {"kind": "ControllerConfig", "listKind": "ControllerConfigList",
-                  "plural": "controllerconfigs", "singular": "controllerconfig"},
-        "versions": [{
-            "name": "v1", "served": True, "storage": True, "subresources": {"status": {}},
-            "schema": {"openAPIV3Schema": {
-                "type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-        }],
-    },
-}  # fmt: skip

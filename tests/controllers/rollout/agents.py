@@ -4,80 +4,21 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tests.fixtures.objects import make_node, make_ready_condition
 from treenail.api import annotations as key
-from treenail.clocks import SystemClock, format_rfc3339
+from treenail.clocks import SystemClock
 from treenail.errors import ClusterError, ConflictError
 from treenail.kube.api_client import Client
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
-    CUSTOMRESOURCEDEFINITIONS,
-    MACHINECONFIGPOOLS,
-    MACHINECONFIGS,
     NODES,
-    ROLLOUTPOLICIES,
 )
-from treenail.kube.transport.kubeconfig import read_kubeconfig
-from treenail.kube.transport.native import HttpTransport
 from treenail.kube.watch import WatchScope
-from treenail.manifests import installation
-from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
-ROLE = "node-role.kubernetes.io/worker"
 THREADS = 8
-
-
-def client_of(kubeconfig: Path, *, keep: int = THREADS) -> tuple[Client, HttpTransport]:
-    transport = HttpTransport(read_kubeconfig(str(kubeconfig)), SystemClock(), max_kept=keep)
-    return Client(transport), transport
-
-
-def install_kinds(client: Client) -> None:
-    for document in installation.load_crds():
-        client.create(CUSTOMRESOURCEDEFINITIONS, document)
-
-
-def add_config(client: Client, name: str) -> None:
-    client.create(
-        MACHINECONFIGS,
-        {
-            "apiVersion": MACHINECONFIGS.api_version,
-            "kind": "MachineConfig",
-            "metadata": {"name": name},
-            "spec": {"config": {"ignition": {"version": "3.5.0"}}},
-        },
-    )
-
-
-def add_pool(client: Client, name: str, config: str, **spec: Any) -> None:
-    client.create(
-        MACHINECONFIGPOOLS,
-        {
-            "apiVersion": MACHINECONFIGPOOLS.api_version,
-            "kind": "MachineConfigPool",
-            "metadata": {"name": name, "annotations": spec.pop("annotations", {})},
-            "spec": {
-                "configuration": {"name": config},
-                "nodeSelector": {"matchLabels": {f"node-role.kubernetes.io/{name}": ""}},
-                **spec,
-            },
-        },
-    )
-
-
-def add_policy(client: Client, name: str, spec: Json) -> None:
-    client.create(
-        ROLLOUTPOLICIES,
-        {
-            "apiVersion": ROLLOUTPOLICIES.api_version,
-            "kind": ROLLOUTPOLICIES.kind,
-            "metadata": {"name": name},
-            "spec": spec,
-        },
-    )
 
 
 def add_nodes(client: Client, names: list[str], config: str) -> None:
@@ -92,10 +33,8 @@ def add_nodes(client: Client, names: list[str], config: str) -> None:
                 name = waiting.get_nowait()
             except queue.Empty:
                 return
-            notes = {key.CURRENT_CONFIG: config, key.DESIRED_CONFIG: config, key.STATE: "Done"}
-            metadata = {"name": name, "labels": {ROLE: ""}, "annotations": notes}
-            client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-            status = {"conditions": [ready()]}
+            client.create(NODES, make_node(name, config))
+            status = {"conditions": [make_ready_condition()]}
             client.patch(NODES, name, {"status": status}, subresource="status")
 
     threads = [threading.Thread(target=make) for _ in range(THREADS)]
@@ -103,14 +42,6 @@ def add_nodes(client: Client, names: list[str], config: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def ready() -> Json:
-    now = format_rfc3339(SystemClock().now())
-    return {
-        "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
-        "lastTransitionTime": now, "lastHeartbeatTime": now,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +162,3 @@ class Agents:
             "spec": {"unschedulable": unschedulable},
         }
         self.client.patch(NODES, name, body)
-
-
-def start_client(server: LabServer) -> tuple[Client, HttpTransport]:
-    """A client with all permissions of a server with all kinds."""
-    client, transport = client_of(server.admin_kubeconfig)
-    install_kinds(client)
-    return client, transport

@@ -1,36 +1,21 @@
 """The controller with real watches on the lab's API server, up to 500 nodes."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.controllers.rollout.agents import (
-    Agents,
-    add_config,
-    add_nodes,
-    add_policy,
-    add_pool,
-    client_of,
-    start_client,
-)
+from tests.controllers.rollout.agents import Agents, add_nodes
+from tests.fixtures.controllers import CLOCK, open_client, run_controllers
+from tests.fixtures.objects import add_config, add_policy, add_pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clocks import SystemClock
 from treenail.controllers.pools.node_facts import LOCKED_BY
 from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient, Gates, LockHolder
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import (
@@ -47,22 +32,8 @@ from treenail_lab.apiserver.serving.faults import (
 )
 from treenail_lab.apiserver.serving.server import LabServer
 
-CLOCK = SystemClock()
 USER = "rollout"
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def client(server: LabServer) -> Iterator[Client]:
-    found, transport = start_client(server)
-    yield found
-    transport.close()
 
 
 class FreeLocks:
@@ -84,27 +55,13 @@ class FreeLocks:
 @contextmanager
 def running(server: LabServer, gates: Gates | None = None) -> Iterator[None]:
     """Run the rollout controller in its runtime, as its own user."""
-    client, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]), keep=16)
-    events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
-    gates = gates or GateClient(WebClient())
-    rollout = RolloutController(client, CLOCK, gates, events, RolloutSettings())
-    nodes = MachineConfigNodeController(client, CLOCK)
-    runtime = ControllerRuntime(
-        [ControllerSettings(rollout), ControllerSettings(nodes)],
-        InformerSet(client, CLOCK),
-        CLOCK,
-        ControllerMetrics(),
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(20)
-        transport.close()
-        assert not thread.is_alive()
+    with open_client(server.write_kubeconfig(USER, ["system:masters"])) as client:
+        events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
+        gates = gates or GateClient(WebClient())
+        rollout = RolloutController(client, CLOCK, gates, events, RolloutSettings())
+        nodes = MachineConfigNodeController(client, CLOCK)
+        with run_controllers(client, rollout, nodes):
+            yield
 
 
 def status(client: Client, pool: str = "worker") -> dict[str, Any]:

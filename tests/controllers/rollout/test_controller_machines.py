@@ -1,7 +1,6 @@
 """A rollout with real agents on the lab's machines: staged, drained, rebooted."""
 
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,25 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import add_config, add_policy, add_pool
 from tests.drains import Drains
+from tests.fixtures.controllers import CLOCK, run_controllers
+from tests.fixtures.objects import add_config, add_policy, add_pool
 from tests.waiting import wait_until
-from treenail.clocks import SystemClock
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings as Rules
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.images import make_image
 from treenail_lab.machine.settings import MachineSettings
 
-CLOCK = SystemClock()
 BEFORE = make_image("os", "1", 2_000_000)
 AFTER = make_image("os", "2", 2_000_000)
 FAST = MachineSettings(pull_bytes_per_s=1e9, staging_s=0.02)
@@ -53,16 +47,8 @@ def rollout(lab: Lab) -> Iterator[None]:
     client = lab.open_client(lab.server.write_kubeconfig("rollout", ["system:masters"]))
     events = EventRecorder(client, "treenail-rollout", "here", CLOCK)
     controller = RolloutController(client, CLOCK, GateClient(WebClient()), events, Rules())
-    runtime = ControllerRuntime(
-        [ControllerSettings(controller)], InformerSet(client, CLOCK), CLOCK, ControllerMetrics()
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-    thread.start()
-    yield
-    stop.set()
-    thread.join(20)
-    assert not thread.is_alive()
+    with run_controllers(client, controller):
+        yield
 
 
 def status(lab: Lab) -> Any:

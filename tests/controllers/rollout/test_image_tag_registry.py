@@ -1,6 +1,5 @@
 """A pool whose image is a tag of a real registry: watches, logins, CAs and agents of the lab."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.image_build.site import CLOCK, BuildSite, open_site
-from tests.controllers.rollout.agents import Agents, add_nodes, add_pool, client_of
+from tests.controllers.image_build.site import BuildSite, open_site
+from tests.controllers.rollout.agents import Agents, add_nodes
+from tests.fixtures.controllers import CLOCK, open_client, run_controllers
+from tests.fixtures.objects import add_pool
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -17,11 +18,7 @@ from treenail.cli.controller.run import make_tag_source
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
-from treenail.controllers.runtime.workers import ControllerSettings
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import EVENTS, MACHINECONFIGPOOLS, NODES
 
@@ -38,29 +35,17 @@ def site(tmp_path: Path, lab_registry: RegistryService) -> Iterator[BuildSite]:
 @contextmanager
 def rollout(site: BuildSite) -> Iterator[None]:
     """Run the rollout controller as the command does."""
-    client, transport = client_of(site.kubeconfig, keep=16)
-    recorder = EventRecorder(client, "treenail-rollout", "here", CLOCK)
-    controller = RolloutController(
-        client,
-        CLOCK,
-        GateClient(WebClient()),
-        recorder,
-        RolloutSettings(),
-        tags=make_tag_source(client, CLOCK, lambda: site.namespace),
-    )
-    runtime = ControllerRuntime(
-        [ControllerSettings(controller)], InformerSet(client, CLOCK), CLOCK, ControllerMetrics()
-    )
-    stop = threading.Event()
-    thread = threading.Thread(target=runtime.run, args=(stop,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(20)
-        transport.close()
-        assert not thread.is_alive()
+    with open_client(site.kubeconfig) as client:
+        controller = RolloutController(
+            client,
+            CLOCK,
+            GateClient(WebClient()),
+            EventRecorder(client, "treenail-rollout", "here", CLOCK),
+            RolloutSettings(),
+            tags=make_tag_source(client, CLOCK, lambda: site.namespace),
+        )
+        with run_controllers(client, controller):
+            yield
 
 
 def booted(site: BuildSite) -> set[str]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_reconciler
+from tests.controllers.rollout.world import ROLE, Json, Killed, World, build_reconciler, count_taken
 from tests.daemon.walk_budget import exhaustive, sample
 from treenail.api import annotations as key
 from treenail.clocks import format_rfc3339
@@ -323,16 +323,6 @@ def pulls(node: NodeFacts, image: str) -> bool:
     )
 
 
-def count_taken(nodes: Mapping[str, NodeFacts]) -> int:
-    """Count nodes that the rollout took out of service and that are not back."""
-    return sum(
-        node.desired_config != ""
-        and not node.is_done
-        and not (node.is_failing and node.is_in_service)
-        for node in nodes.values()
-    )  # fmt: skip
-
-
 def walked(seed: int, build: Build = sound, events: int = 60) -> Walk:
     walk = Walk(seed, build)
     walk.step()
@@ -379,38 +369,14 @@ def test_invariants_hold_in_random_walks(start: int) -> None:
 # Planted defects: each is the controller with one defect in its surroundings.
 
 
-class Around(World):
+class Around:
     """Proxy between a controller and the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def now(self) -> float:
-        return self.world.now()
-
-    def monotonic(self) -> float:
-        return self.world.monotonic()
-
-    def list_pools(self) -> Any:
-        return self.world.list_pools()
-
-    def list_nodes(self) -> Mapping[str, NodeFacts]:
-        return self.world.list_nodes()
-
-    def list_policies(self) -> Any:
-        return self.world.list_policies()
-
-    def find_build(self, pool: Any) -> Any:
-        return self.world.find_build(pool)
-
-    def get(self, *found: Any) -> Json:
-        return self.world.get(*found)
-
-    def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
-        return self.world.patch(resource, name, body, *patch_type, **more)
-
-    def record_warning(self, *event: Any) -> None:
-        self.world.record_warning(*event)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.world, name)
 
     def controller(self, settings: RolloutSettings | None = None) -> RolloutReconciler:
         return build_reconciler(self, settings=settings)
@@ -423,13 +389,13 @@ class ForgetsOwnWrites(Around):
         self.looks = getattr(self, "looks", 0) + 1
         return {
             name: replace(node, resource_version=f"{node.resource_version}.{self.looks}")
-            for name, node in super().list_nodes().items()
+            for name, node in self.world.list_nodes().items()
         }
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         version = body["metadata"].get("resourceVersion", "").partition(".")[0]
         body = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
-        return super().patch(resource, name, body, *patch_type, **more)
+        return self.world.patch(resource, name, body, *patch_type, **more)
 
 
 class WritesUnconditionally(Around):
@@ -438,7 +404,7 @@ class WritesUnconditionally(Around):
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         metadata = {each: value for each, value in body["metadata"].items()
                     if each != "resourceVersion"}  # fmt: skip
-        return super().patch(resource, name, {**body, "metadata": metadata}, *patch_type, **more)
+        return self.world.patch(resource, name, {**body, "metadata": metadata}, *patch_type, **more)
 
 
 class ForgetsUnansweredWrites(Around):
@@ -446,7 +412,7 @@ class ForgetsUnansweredWrites(Around):
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         try:
-            return super().patch(resource, name, body, *patch_type, **more)
+            return self.world.patch(resource, name, body, *patch_type, **more)
         except UnreachableError as error:
             raise TooManyRequestsError("no answer") from error
 
@@ -456,15 +422,15 @@ class DropsRecordWrites(Around):
 
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         if ROLLOUT_STATUS in body.get("status", {}):
-            return super().get(resource, name)
-        return super().patch(resource, name, body, *patch_type, **more)
+            return self.world.get(resource, name)
+        return self.world.patch(resource, name, body, *patch_type, **more)
 
 
 class IgnoresPolicy(Around):
     """Does not see the rollout policy of the pool."""
 
     def list_policies(self) -> Any:
-        found = super().list_policies()
+        found = self.world.list_policies()
         return {name: replace(seen, policy=RolloutPolicy()) for name, seen in found.items()}
 
 
@@ -475,7 +441,7 @@ class DropsDegradedMessage(Around):
         for condition in body.get("status", {}).get("conditions", ()):
             if condition["type"] == "Degraded":
                 condition["message"] = ""
-        return super().patch(resource, name, body, *patch_type, **more)
+        return self.world.patch(resource, name, body, *patch_type, **more)
 
 
 class RemovesCordons(Around):
@@ -484,7 +450,7 @@ class RemovesCordons(Around):
     def patch(self, resource: Any, name: str, body: Json, *patch_type: Any, **more: Any) -> Json:
         if resource.plural == "nodes":
             body = {**body, "spec": {"unschedulable": False}}
-        return super().patch(resource, name, body, *patch_type, **more)
+        return self.world.patch(resource, name, body, *patch_type, **more)
 
 
 class WritesUnchangedStatus(Around):
@@ -493,7 +459,7 @@ class WritesUnchangedStatus(Around):
     def list_pools(self) -> Any:
         return {
             name: replace(seen, pool=replace(seen.pool, conditions=()))
-            for name, seen in super().list_pools().items()
+            for name, seen in self.world.list_pools().items()
         }
 
 

@@ -1,22 +1,18 @@
 """The MachineConfigNodes that are kept for Nodes, on the lab's API server."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.agents import (
-    add_nodes,
-    add_pool,
-    client_of,
-    install_kinds,
-)
-from tests.controllers.runtime.test_runtime import Process
+from tests.controllers.rollout.agents import add_nodes
+from tests.fixtures.controllers import CLOCK, open_client, run_controllers
+from tests.fixtures.objects import add_pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.clocks import SystemClock
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
+from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.errors import NotFoundError
 from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import (
@@ -32,29 +28,23 @@ IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 USER = "keeper"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
+@contextmanager
+def running(server: LabServer) -> Iterator[ControllerRuntime]:
+    """Run the controller as a user of its own."""
+    with open_client(server.write_kubeconfig(USER, ["system:masters"])) as own:
+        controller = MachineConfigNodeController(own, CLOCK)
+        with run_controllers(own, controller) as runtime:
+            yield runtime
 
 
 @pytest.fixture
-def client(server: LabServer) -> Iterator[Client]:
-    found, transport = client_of(server.admin_kubeconfig)
-    install_kinds(found)
-    yield found
-    transport.close()
-
-
-@pytest.fixture
-def kept(server: LabServer, client: Client) -> Iterator[Process]:
-    """The controller, running as a user of its own."""
-    own, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
-    process = Process(own, MachineConfigNodeController(own, SystemClock()))
-    process.start()
-    yield process
-    process.end()
-    transport.close()
+def kept(server: LabServer, client: Client) -> Iterator[None]:
+    """Run the controller in a cluster with a pool and its node."""
+    add_nodes(client, ["a"], "old")
+    add_pool(client, "worker", "old")
+    with running(server):
+        wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
+        yield
 
 
 def read_spec(client: Client, node: str) -> Json:
@@ -81,13 +71,11 @@ def ask(client: Client, node: str, **notes: str | None) -> None:
     client.patch(NODES, node, {"metadata": {"annotations": named}})
 
 
+@pytest.mark.usefixtures("kept")
 def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
-    server: LabServer, client: Client, kept: Process
+    server: LabServer, client: Client
 ) -> None:
-    add_nodes(client, ["a"], "old")
     client.create(NODES, {"metadata": {"name": "unpooled"}})
-    add_pool(client, "worker", "old")
-    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
     node: Any = client.get(NODES, "a")
     made: Any = client.get(MACHINECONFIGNODES, "a")
     owner = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": node["metadata"]["uid"]}
@@ -95,7 +83,8 @@ def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
 
     ask(client, "a", desiredConfig="new", desiredOSImage=IMAGE)
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new", IMAGE))
-    ask(client, "a", desiredOSImage=None)
+    # An image by tag is omitted.
+    ask(client, "a", desiredOSImage="registry.example.com/os:latest")
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
 
     assert read_spec(client, "unpooled") == {}
@@ -103,38 +92,30 @@ def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
     writes = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
     ask(client, "a", state="Working", currentConfig="new")
     client.patch(MACHINECONFIGPOOLS, "worker", {"spec": {"paused": True}})
-    ask(client, "a", desiredConfig="newer")
+    ask(client, "a", desiredConfig="newer", desiredOSImage=None)
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "newer"))
     after = server.count_requests(user=USER, verb="patch", resource="machineconfignodes")
     assert after == writes + 1
 
 
-def test_node_moved_to_another_pool_updates_its_machineconfignode(
-    client: Client, kept: Process
-) -> None:
-    add_nodes(client, ["a"], "old")
-    add_pool(client, "worker", "old")
-    wait_until(lambda: read_spec(client, "a"))
+@pytest.mark.usefixtures("kept")
+def test_node_moved_to_another_pool_updates_its_machineconfignode(client: Client) -> None:
     labels = {"node-role.kubernetes.io/infra": ""}
     client.patch(NODES, "a", {"metadata": {"labels": labels}})
     add_pool(client, "infra", "old")
     wait_until(lambda: read_spec(client, "a") == spec("a", "infra", "old"))
 
 
-def test_machineconfignode_changed_by_a_user_is_restored(client: Client, kept: Process) -> None:
-    add_nodes(client, ["a"], "old")
-    add_pool(client, "worker", "old")
-    wait_until(lambda: read_spec(client, "a"))
+@pytest.mark.usefixtures("kept")
+def test_machineconfignode_changed_by_a_user_is_restored(client: Client) -> None:
     client.patch(MACHINECONFIGNODES, "a", {"spec": {"pool": {"name": "other"}}})
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
     client.delete(MACHINECONFIGNODES, "a")
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
 
 
-def test_recreated_node_becomes_the_owner(client: Client, kept: Process) -> None:
-    add_nodes(client, ["a"], "old")
-    add_pool(client, "worker", "old")
-    wait_until(lambda: read_spec(client, "a"))
+@pytest.mark.usefixtures("kept")
+def test_recreated_node_becomes_the_owner(client: Client) -> None:
     client.delete(NODES, "a")
     add_nodes(client, ["a"], "older")
     node: Any = client.get(NODES, "a")
@@ -150,35 +131,22 @@ def test_recreated_node_becomes_the_owner(client: Client, kept: Process) -> None
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "older"))
 
 
-def test_image_by_tag_is_omitted(client: Client, kept: Process) -> None:
-    add_nodes(client, ["a"], "old")
-    add_pool(client, "worker", "old")
-    ask(client, "a", desiredConfig="new", desiredOSImage="registry.example.com/os:latest")
-    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
-
-
-def test_lost_responses_and_errors_are_retried(
-    server: LabServer, client: Client, kept: Process
-) -> None:
+@pytest.mark.usefixtures("kept")
+def test_lost_responses_and_errors_are_retried(server: LabServer, client: Client) -> None:
     match = FaultMatch(user=USER, resource="machineconfignodes", verb="create")
     server.inject_fault(RejectFault(500), match, times=2)
-    add_nodes(client, ["a"], "old")
-    add_pool(client, "worker", "old")
-    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
+    add_nodes(client, ["b"], "old")
+    wait_until(lambda: read_spec(client, "b") == spec("b", "worker", "old"))
     match = FaultMatch(user=USER, resource="machineconfignodes", verb="patch")
     server.inject_fault(LoseAnswerFault(), match, times=1)
-    ask(client, "a", desiredConfig="new")
-    wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "new"))
+    ask(client, "b", desiredConfig="new")
+    wait_until(lambda: read_spec(client, "b") == spec("b", "worker", "new"))
 
 
 def test_cluster_without_machineconfignodes_gets_none(server: LabServer, client: Client) -> None:
     client.delete(CUSTOMRESOURCEDEFINITIONS, "machineconfignodes.machineconfiguration.openshift.io")
-    own, transport = client_of(server.write_kubeconfig(USER, ["system:masters"]))
-    process = Process(own, MachineConfigNodeController(own, SystemClock()))
     add_nodes(client, ["a", "b"], "old")
     add_pool(client, "worker", "old")
-    process.start()
-    wait_until(lambda: server.count_requests(user=USER, verb="create"))
-    assert process.runtime.unsynced_reason == ""
-    process.end()
-    transport.close()
+    with running(server) as runtime:
+        wait_until(lambda: server.count_requests(user=USER, verb="create"))
+        assert runtime.unsynced_reason == ""

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import Killed, World, build_reconciler
+from tests.controllers.rollout.world import Killed, World, world
 from treenail.api import annotations as key
 from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
 from treenail.controllers.pools.pool_status import COUNTS_INTERVAL_S
 from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
 from treenail.controllers.pools.rollout_record import ROLLOUT_STATUS
+from treenail.controllers.rollout.decide import STALE_RETRY_S
 from treenail.controllers.rollout.external_gates import PENDING_RETRY_S, BackgroundGates, LockHolder
 from treenail.controllers.rollout.reconcile import (
     CONFLICT_RETRY_S,
-    RolloutReconciler,
-    RolloutSettings,
 )
 from treenail.errors import ClusterError, ForbiddenError, UnreachableError
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
@@ -28,39 +27,11 @@ IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
 
 
-def world(nodes: int = 3, policy: str | None = None, **spec: object) -> World:
-    """Nodes with the config old, and a pool with the target new."""
-    found = World()
-    for number in range(nodes):
-        found.add_node(f"n{number}", "old")
-    found.set_pool("worker", "new", policy, **spec)
-    found.deliver()
-    return found
-
-
-def controller(found: World, gates: object = None, **settings: object) -> RolloutReconciler:
-    return build_reconciler(found, gates=gates, settings=RolloutSettings(**settings))  # type: ignore[arg-type]
-
-
-def turn(found: World, controlled: RolloutReconciler, *, after_s: float = 0.0) -> float | None:
-    found.pass_time(after_s)
-    found.deliver()
-    return controlled.sync_pool("worker")
-
-
-def find_assigned(found: World, config: str = "new") -> list[str]:
-    return [name for name, node in found.truth.items() if node.desired_config == config]
-
-
-def node_writes(found: World) -> list[dict[str, object]]:
-    return [body for plural, _, body in found.writes if plural == "nodes"]
-
-
 def test_assignment_writes_config_and_image_in_one_conditional_write() -> None:
     found = world(osImage=IMAGE)
     version = found.objects["nodes"]["n0"]["metadata"]["resourceVersion"]
-    turn(found, controller(found))
-    assert node_writes(found) == [
+    found.turn()
+    assert found.node_writes() == [
         {
             "metadata": {
                 "resourceVersion": version,
@@ -78,34 +49,34 @@ def test_assignment_of_degraded_node_records_it() -> None:
     found = world()
     failing = {key.STATE: "Degraded", key.DESIRED_CONFIG: "bad"}
     found.change("nodes", "n0", {"metadata": {"annotations": failing}})
-    turn(found, controller(found))
-    assert found.objects["nodes"]["n0"]["metadata"]["annotations"][WAS_DEGRADED] == "true"
+    found.turn()
+    assert found.notes()[WAS_DEGRADED] == "true"
     assert found.truth["n0"].was_degraded
     found.pass_time(600.0)
     found.set_pool("worker", "newer")
-    turn(found, controller(found))
-    assert find_assigned(found, "newer") == ["n0"]
+    found.turn()
+    assert found.find_assigned("newer") == ["n0"]
     assert not found.truth["n0"].was_degraded
 
 
 def test_image_is_requested_by_the_configured_annotation() -> None:
     found = world(osImage=IMAGE)
-    turn(found, controller(found, image_key=key.DESIRED_IMAGE))
-    notes = found.objects["nodes"]["n0"]["metadata"]["annotations"]
+    found.start(image_key=key.DESIRED_IMAGE).turn()
+    notes = found.notes()
     assert notes[key.DESIRED_IMAGE] == IMAGE
     assert key.DESIRED_OS_IMAGE not in notes
 
 
 def test_status_counts_nodes_assigned_in_the_same_sync() -> None:
     found = world(5, maxUnavailable=2)
-    turn(found, controller(found))
+    found.turn()
     assert found.status()["unavailableMachineCount"] == 2
     assert found.conditions()["Updating"]["reason"] == "RollingOut"
 
 
 def test_record_is_written_before_any_node() -> None:
     found = world()
-    turn(found, controller(found))
+    found.turn()
     kinds = [(plural, ROLLOUT_STATUS in body.get("status", {})) for plural, _, body in found.writes]
     assert kinds[:2] == [("machineconfigpools", True), ("nodes", False)]
 
@@ -113,40 +84,35 @@ def test_record_is_written_before_any_node() -> None:
 def test_conflicting_node_is_decided_again() -> None:
     found = world()
     found.touch("nodes", "n0")
-    controlled = controller(found)
-    assert controlled.sync_pool("worker") == CONFLICT_RETRY_S
-    assert find_assigned(found) == []
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0"]
+    assert found.reconciler.sync_pool("worker") == CONFLICT_RETRY_S
+    assert found.find_assigned() == []
+    found.turn()
+    assert found.find_assigned() == ["n0"]
 
 
 def test_assignment_after_conflict_without_a_change_is_repeated() -> None:
     found = world()
-    controlled = controller(found)
     found.fault_on, found.next_fault = "nodes", "false conflict"
-    assert turn(found, controlled) == CONFLICT_RETRY_S
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0"]
+    assert found.turn() == CONFLICT_RETRY_S
+    found.turn()
+    assert found.find_assigned() == ["n0"]
 
 
 def test_assignment_with_repeated_conflicts_is_retried_with_backoff() -> None:
     found = world()
-    controlled = controller(found)
     found.fault_on, found.next_fault = "nodes", "false conflict"
-    turn(found, controlled)
+    found.turn()
     found.next_fault = "false conflict"
     with pytest.raises(ClusterError, match="cannot assign new to node n0: an admission webhook"):
-        turn(found, controlled)
+        found.turn()
 
 
 def test_pause_stops_further_assignments() -> None:
     found = world()
-    controlled = controller(found)
-    turn(found, controlled)
+    found.turn()
     found.set_pool("worker", "new", paused=True)
-    for _ in range(5):
-        turn(found, controlled, after_s=300)
-    assert find_assigned(found) == ["n0"]
+    found.turn(300, times=5)
+    assert found.find_assigned() == ["n0"]
     assert found.truth["n0"].is_done
     assert found.conditions()["Updating"]["reason"] == "Paused"
 
@@ -158,30 +124,28 @@ def test_unassigned_nodes_get_first_config_within_max_unavailable() -> None:
         notes = dict.fromkeys((key.CURRENT_CONFIG, key.DESIRED_CONFIG, key.STATE))
         found.change("nodes", f"n{number}", {"metadata": {"annotations": notes}})
     found.set_pool("worker", "new")
-    controlled = controller(found)
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0"]
+    found.turn()
+    assert found.find_assigned() == ["n0"]
     assert found.status()["unavailableMachineCount"] == 1
-    for _ in range(9):
-        turn(found, controlled, after_s=300)
+    found.turn(300, times=9)
     assert found.conditions()["Updated"]["status"] == "True"
 
 
 def test_own_node_is_assigned_last() -> None:
     found = world()
-    controlled = controller(found, own_node="n0")
+    found.start(own_node="n0")
     order = []
     for _ in range(9):
-        turn(found, controlled, after_s=300)
-        order += [name for name in find_assigned(found) if name not in order]
+        found.turn(300)
+        order += [name for name in found.find_assigned() if name not in order]
     assert order == ["n1", "n2", "n0"]
 
 
 def test_missing_config_is_not_assigned() -> None:
     found = world()
     del found.objects["machineconfigs"]["new"]
-    assert turn(found, controller(found)) is not None
-    assert find_assigned(found) == []
+    assert found.turn() is not None
+    assert found.find_assigned() == []
     degraded = found.conditions()["Degraded"]
     assert (degraded["status"], degraded["reason"]) == ("True", "MissingMachineConfig")
     assert degraded["message"] == (
@@ -193,13 +157,12 @@ def test_missing_config_is_not_assigned() -> None:
 
 def test_changed_counts_are_written_after_an_interval() -> None:
     found = world(4, maxUnavailable=2)
-    controlled = controller(found)
-    turn(found, controlled)
-    turn(found, controlled)  # reports that it waits
+    found.turn()
+    found.turn()  # reports that it waits
     found.flap("n3", healthy=False)
-    assert turn(found, controlled, after_s=1.0) == COUNTS_INTERVAL_S - 1.0
+    assert found.turn(1.0) == COUNTS_INTERVAL_S - 1.0
     assert found.status()["unavailableMachineCount"] == 2
-    turn(found, controlled, after_s=COUNTS_INTERVAL_S)
+    found.turn(COUNTS_INTERVAL_S)
     assert found.status()["unavailableMachineCount"] == 3
 
 
@@ -215,34 +178,30 @@ def test_forbidden_write_is_reported_in_the_status() -> None:
     found.set_pool("worker", "new")
     found.deliver()
     with pytest.raises(ForbiddenError):
-        controller(found).sync_pool("worker")
+        found.turn()
     degraded = found.conditions()["Degraded"]
     assert (degraded["reason"], degraded["message"]) == ("WriteRefused", "PATCH nodes n0: may not")
 
 
 def test_write_without_response_counts_and_is_repeated() -> None:
     found = world()
-    controlled = controller(found)
-    turn(found, controlled)  # the first node
-    turn(found, controlled, after_s=500)
+    found.turn()  # the first node
+    found.turn(500)
     found.pass_time(500)
-    found.deliver()
     found.next_fault, found.fault_on = "unreachable", "nodes"
     with pytest.raises(UnreachableError):
-        controlled.sync_pool("worker")
-    assert find_assigned(found) == ["n0", "n1"]
+        found.turn()
+    assert found.find_assigned() == ["n0", "n1"]
     assert found.status()["unavailableMachineCount"] == 1
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0", "n1", "n2"]
+    found.turn()
+    assert found.find_assigned() == ["n0", "n1", "n2"]
 
 
 def test_bad_image_stops_at_canary_until_resumed() -> None:
     found = world(500, "{canary: {}, soak: 5m}", maxUnavailable="10%")
     found.bad = {RolloutTarget("new")}
-    controlled = controller(found)
-    for _ in range(60):
-        turn(found, controlled, after_s=120)
-    assert find_assigned(found) == ["n0"]
+    found.turn(120, times=60)
+    assert found.find_assigned() == ["n0"]
     degraded = found.conditions()["Degraded"]
     assert degraded["reason"] == "Halted"
     assert "node n0 failed first: it does not boot" in degraded["message"]
@@ -250,8 +209,7 @@ def test_bad_image_stops_at_canary_until_resumed() -> None:
     found.set_pool(
         "worker", "newer", "{canary: {}, soak: 5m, resume: {worker: again}}", maxUnavailable="10%"
     )
-    for _ in range(120):
-        turn(found, controlled, after_s=120)
+    found.turn(120, times=120)
     assert found.conditions()["Updated"]["status"] == "True"
 
 
@@ -292,26 +250,22 @@ class Locks:
 def test_lock_is_held_during_update_and_released_afterwards() -> None:
     found = world(4, LOCKS, maxUnavailable=3)
     locks = Locks(most=2)
-    controlled = controller(found, locks)
-    assert turn(found, controlled) is not None
+    assert found.start(locks).turn() is not None
     assert locks.held == {"uid-n0", "uid-n1"}
-    assert find_assigned(found) == ["n0", "n1"]
+    assert found.find_assigned() == ["n0", "n1"]
     assert found.truth["n0"].locked_by == "workers http://locks.example.com"
     assert "all locks are taken" in found.conditions()["Updating"]["message"]
-    turn(found, controlled, after_s=300)
-    turn(found, controlled, after_s=300)
+    found.turn(300, times=2)
     found.set_pool("worker", "new", LOCKS, maxUnavailable=3, paused=True)
-    for _ in range(4):
-        turn(found, controlled, after_s=300)
+    found.turn(300, times=4)
     assert locks.held == set()
     assert not any(LOCKED_BY in str(node) for node in found.objects["nodes"].values())
 
 
 def test_unreachable_gate_blocks_assignment() -> None:
     found = world(4, LOCKS)
-    controlled = controller(found, Locks(broken="no answer in time"))
-    assert turn(found, controlled) is not None
-    assert find_assigned(found) == []
+    assert found.start(Locks(broken="no answer in time")).turn() is not None
+    assert found.find_assigned() == []
     degraded = found.conditions()["Degraded"]
     assert (degraded["reason"], degraded["message"]) == ("GateUnavailable", "no answer in time")
 
@@ -319,22 +273,19 @@ def test_unreachable_gate_blocks_assignment() -> None:
 def test_firing_alert_delays_next_node() -> None:
     found = world(3)
     locks = Locks(alert=GateWaiting("waiting: alert ApiErrors is firing"))
-    controlled = controller(found, locks)
-    assert turn(found, controlled) is not None
-    assert find_assigned(found) == []
+    assert found.start(locks).turn() is not None
+    assert found.find_assigned() == []
     assert "alert ApiErrors is firing" in found.conditions()["Updating"]["message"]
     locks.alert = None
-    turn(found, controlled, after_s=30)
-    assert find_assigned(found) == ["n0"]
+    found.turn(30)
+    assert found.find_assigned() == ["n0"]
 
 
 def test_deleted_pool_is_forgotten() -> None:
     found = world()
-    controlled = controller(found)
-    turn(found, controlled)
+    found.turn()
     found.remove("machineconfigpools", "worker")
-    found.deliver()
-    assert controlled.sync_pool("worker") is None
+    assert found.turn() is None
 
 
 def test_masters_wait_while_arbiter_is_unavailable() -> None:
@@ -346,16 +297,11 @@ def test_masters_wait_while_arbiter_is_unavailable() -> None:
     for pool in ("master", "arbiter"):
         found.set_pool(pool, "new")
     found.flap("a0", healthy=False)
-    found.deliver()
-    controlled = controller(found)
-    controlled.sync_pool("master")
-    controlled.sync_pool("arbiter")
-    assert find_assigned(found) == []
+    found.turn(0.0, "master", "arbiter")
+    assert found.find_assigned() == []
     found.flap("a0", healthy=True)
-    found.deliver()
-    controlled.sync_pool("arbiter")
-    controlled.sync_pool("master")
-    assert find_assigned(found) == ["m0"]
+    found.turn(0.0, "arbiter", "master")
+    assert found.find_assigned() == ["m0"]
 
 
 def read_locks(found: World, pool: str = "worker") -> list[str]:
@@ -367,7 +313,7 @@ def test_lock_is_recorded_before_it_is_requested() -> None:
     found = world(3, LOCKS)
     recorded: list[list[str]] = []
     locks = Locks(on_acquire=lambda: recorded.append(read_locks(found)))
-    turn(found, controller(found, locks))
+    found.start(locks).turn()
     assert recorded == [["n0"]]
 
 
@@ -381,13 +327,12 @@ def test_lock_is_released_after_a_fault_of_the_assignment(fault: str) -> None:
 
     locks.on_acquire = fail_assignment
     with suppress(Killed, UnreachableError):
-        turn(found, controller(found, locks))
+        found.start(locks).turn()
     assert locks.held == {"uid-n0"}
     locks.on_acquire = lambda: None
     found.set_pool("worker", "new", LOCKS, paused=True)
-    again = controller(found, locks)
-    for _ in range(4):
-        turn(found, again, after_s=600)
+    found.start(locks)
+    found.turn(600, times=4)
     assert locks.held == set()
     assert read_locks(found) == []
 
@@ -395,10 +340,10 @@ def test_lock_is_released_after_a_fault_of_the_assignment(fault: str) -> None:
 def test_lock_of_deleted_node_is_released() -> None:
     found = world(3, LOCKS)
     locks = Locks()
-    turn(found, controller(found, locks))
+    found.start(locks).turn()
     assert locks.held == {"uid-n0"}
     found.remove("nodes", "n0")
-    turn(found, controller(found, locks))
+    found.start(locks).turn()
     assert "uid-n0" not in locks.held
     assert "n0" not in read_locks(found)
 
@@ -406,30 +351,26 @@ def test_lock_of_deleted_node_is_released() -> None:
 def test_lock_of_node_that_left_its_pool_is_released_at_rest() -> None:
     found = world(3, LOCKS)
     locks = Locks()
-    controlled = controller(found, locks)
-    turn(found, controlled)
+    found.start(locks).turn()
     leaves = {"metadata": {"labels": {"node-role.kubernetes.io/worker": None}}}
     found.change("nodes", "n0", leaves)
     found.set_pool("worker", "new", LOCKS, paused=True)
-    turn(found, controlled)
+    found.turn()
     assert locks.held == {"uid-n0"}
-    for _ in range(3):
-        turn(found, controlled, after_s=600)
+    found.turn(600, times=3)
     assert locks.held == set()
-    assert LOCKED_BY not in found.objects["nodes"]["n0"]["metadata"]["annotations"]
+    assert LOCKED_BY not in found.notes()
 
 
 def test_lock_of_node_without_pool_is_released_by_its_annotation() -> None:
     found = world(3, LOCKS)
     locks = Locks()
-    turn(found, controller(found, locks))
+    found.start(locks).turn()
     found.remove("machineconfigpools", "worker")
     for _ in range(3):
         found.pass_time(600)
-    found.deliver()
-    controlled = controller(found, locks)
-    assert controlled.sync_pool("worker") is None
-    assert controlled.release_orphan("n0") is None
+    assert found.start(locks).turn() is None
+    assert found.reconciler.release_orphan("n0") is None
     assert locks.held == set()
     assert not found.truth["n0"].locked_by
 
@@ -437,44 +378,40 @@ def test_lock_of_node_without_pool_is_released_by_its_annotation() -> None:
 def test_lock_is_kept_while_a_watch_is_stale() -> None:
     found = world(3, LOCKS)
     locks = Locks()
-    controlled = controller(found, locks)
-    turn(found, controlled)
+    found.start(locks).turn()
     found.pass_time(600)
     found.deliver()
-    found.stale_reason = "the watch of nodes is disconnected: connection refused"
-    controlled.sync_pool("worker")
-    assert controlled.release_orphan("n0") is not None
+    found.stale_reason = REASON
+    found.turn()
+    assert found.reconciler.release_orphan("n0") is not None
     assert locks.held == {"uid-n0"}
     found.stale_reason = ""
-    controlled.sync_pool("worker")
+    found.turn()
     assert "uid-n0" not in locks.held
 
 
 def test_lock_is_kept_while_its_server_refuses_the_release() -> None:
     found = world(3, LOCKS)
     locks = Locks()
-    controlled = controller(found, locks)
-    turn(found, controlled)
+    found.start(locks).turn()
     found.set_pool("worker", "new", LOCKS, paused=True)
     locks.broken = "no answer"
-    for _ in range(4):
-        turn(found, controlled, after_s=600)
+    found.turn(600, times=4)
     assert read_locks(found) == ["n0"]
     locks.broken = ""
-    turn(found, controlled, after_s=30)
+    found.turn(30)
     assert (locks.held, read_locks(found)) == (set(), [])
 
 
 def test_pending_gate_assigns_no_node_and_reports_nothing() -> None:
     found = world(3)
     gates = Locks(alert=GatePending())
-    controlled = controller(found, gates)
-    assert turn(found, controlled) == PENDING_RETRY_S
-    assert find_assigned(found) == []
+    assert found.start(gates).turn() == PENDING_RETRY_S
+    assert found.find_assigned() == []
     assert found.conditions()["Updating"]["reason"] == "RollingOut"
     gates.alert = None
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0"]
+    found.turn()
+    assert found.find_assigned() == ["n0"]
 
 
 SETTLE_S = 10.0
@@ -483,16 +420,14 @@ SETTLE_S = 10.0
 def test_image_and_config_of_one_change_reboot_the_canary_once() -> None:
     found = world(3, "{canary: {}}", osImage=IMAGE)
     found.set_pool("worker", "old", "{canary: {}}", osImage=IMAGE)
-    controlled = controller(found, image_settle_s=SETTLE_S)
-    assert turn(found, controlled) == SETTLE_S
+    assert found.start(image_settle_s=SETTLE_S).turn() == SETTLE_S
     message = found.conditions()["Updating"]["message"]
     assert "the image changed, and MachineConfigs may change with it" in message
     # The render controller writes the config of the same kubectl apply a few seconds later.
     found.set_pool("worker", "new", "{canary: {}}", osImage=IMAGE)
-    assert turn(found, controller(found, image_settle_s=SETTLE_S), after_s=6) == SETTLE_S - 6
-    turn(found, controlled, after_s=4)
-    for _ in range(8):
-        turn(found, controlled, after_s=300)
+    assert found.start(image_settle_s=SETTLE_S).turn(6) == SETTLE_S - 6
+    found.turn(4)
+    found.turn(300, times=8)
     assert found.conditions()["Updated"]["status"] == "True"
     assigned = [name for plural, name, body in found.writes if key.DESIRED_CONFIG in str(body)]
     assert sorted(assigned) == ["n0", "n1", "n2"]
@@ -500,73 +435,66 @@ def test_image_and_config_of_one_change_reboot_the_canary_once() -> None:
 
 def test_config_without_image_does_not_settle() -> None:
     found = world(3)
-    turn(found, controller(found, image_settle_s=SETTLE_S))
-    assert find_assigned(found) == ["n0"]
+    found.start(image_settle_s=SETTLE_S).turn()
+    assert found.find_assigned() == ["n0"]
 
 
 def test_settings_of_pool_and_policy_are_written_with_the_target() -> None:
     found = world(2, "{healthMode: Report}", imageFiles="Write", osImage=IMAGE)
-    turn(found, controller(found))
-    notes = found.objects["nodes"]["n0"]["metadata"]["annotations"]
+    found.turn()
+    notes = found.notes()
     assert (notes[key.IMAGE_FILES], notes[key.HEALTH_MODE]) == ("write", "report")
-    assert key.IMAGE_FILES not in found.objects["nodes"]["n1"]["metadata"]["annotations"]
+    assert key.IMAGE_FILES not in found.notes("n1")
 
 
 def test_changed_settings_reach_nodes_that_have_the_target() -> None:
     found = world(2, "{healthMode: Report}", imageFiles="Write", osImage=IMAGE)
-    controlled = controller(found)
-    for _ in range(6):
-        turn(found, controlled, after_s=300)
+    found.turn(300, times=6)
     found.set_pool("worker", "new", "{healthMode: Off}", imageFiles="Baked", osImage=IMAGE)
     found.set_policy("worker", {"healthMode": "Off"})
     found.set_pool("worker", "new", rolloutPolicy="worker", osImage=IMAGE)
-    turn(found, controlled)
+    found.turn()
     for name in ("n0", "n1"):
-        notes = found.objects["nodes"][name]["metadata"]["annotations"]
+        notes = found.notes(name)
         assert (notes.get(key.IMAGE_FILES), notes[key.HEALTH_MODE]) == (None, "off")
 
 
 def test_retry_of_the_pool_is_copied_once_per_value() -> None:
     found = world(2, annotations={key.RETRY: "1"})
-    controlled = controller(found)
-    turn(found, controlled)
-    turn(found, controlled)
-    notes = {name: found.objects["nodes"][name]["metadata"]["annotations"] for name in ("n0", "n1")}
+    found.turn(times=2)
+    notes = {name: found.notes(name) for name in ("n0", "n1")}
     assert {each.get(key.RETRY) for each in notes.values()} == {"1"}
     # A later value of the Node is not replaced.
     found.change("nodes", "n0", {"metadata": {"annotations": {key.RETRY: "mine"}}})
-    turn(found, controlled)
-    assert found.objects["nodes"]["n0"]["metadata"]["annotations"][key.RETRY] == "mine"
+    found.turn()
+    assert found.notes()[key.RETRY] == "mine"
 
 
 def test_policy_status_shows_wave_halt_and_window() -> None:
     policy = "{canary: {}, soak: 5m}"
     found = world(3, policy)
     found.bad = {RolloutTarget("new")}
-    controlled = controller(found)
 
     def read_entries() -> list[object]:
         status = found.objects["rolloutpolicies"]["worker"]["status"]
-        entries: list[object] = status["pools"]
-        return entries
+        return status["pools"]
 
-    turn(found, controlled)
+    found.turn()
     common = {"pool": "worker", "observedGeneration": 1, "config": "new", "wave": 1, "waves": 2}
     assert read_entries() == [{**common, "state": "Progressing"}]
-    for _ in range(4):
-        turn(found, controlled, after_s=300)
+    found.turn(300, times=4)
     halt = {"node": "n0", "reason": "it does not boot"}
     assert read_entries() == [{**common, "state": "Halted", "haltedBy": halt}]
     summary = found.objects["rolloutpolicies"]["worker"]["status"]["summary"]
     assert summary == "worker Halted by n0"
     found.set_policy("worker", {"windows": [CLOSED_WINDOW]})
     found.set_pool("worker", "newer", rolloutPolicy="worker")
-    turn(found, controlled)
+    found.turn()
     (entry,) = read_entries()
     assert isinstance(entry, dict)
     assert (entry["state"], entry["nextWindow"]) == ("Progressing", "2001-09-15T01:00:00Z")
     found.remove("machineconfigpools", "worker")
-    turn(found, controlled)
+    found.turn()
     assert read_entries() == []
 
 
@@ -575,31 +503,28 @@ CLOSED_WINDOW = {"days": ["Sat"], "start": "01:00", "duration": "1h", "timeZone"
 
 def test_policy_that_appears_starts_the_rollout() -> None:
     found = world(2, rolloutPolicy="careful")
-    controlled = controller(found)
-    turn(found, controlled)
+    found.turn()
     assert found.conditions()["Stalled"]["reason"] == "MissingRolloutPolicy"
     assert found.conditions()["Updated"]["status"] == "False"
     found.set_policy("careful", {"canary": {}})
-    turn(found, controlled)
-    assert find_assigned(found) == ["n0"]
+    found.turn()
+    assert found.find_assigned() == ["n0"]
 
 
 def test_updated_is_not_about_an_older_generation() -> None:
     found = world(2, "{canary: {}}")
-    controlled = controller(found)
-    for _ in range(6):
-        turn(found, controlled, after_s=300)
+    found.turn(300, times=6)
     assert found.conditions()["Updated"]["status"] == "True"
     found.set_pool("worker", "new", "{canary: {}}", osImage=IMAGE)
     # kubectl wait and kstatus compare these two first.
     generation = found.objects["machineconfigpools"]["worker"]["metadata"]["generation"]
     assert found.status()["observedGeneration"] < generation
-    turn(found, controlled)
+    found.turn()
     assert found.status()["observedGeneration"] == generation
     assert found.conditions()["Updated"]["status"] == "False"
     assert found.conditions()["Reconciling"]["status"] == "True"
     found.set_pool("worker", "new", nodeSelector={})
-    turn(found, controlled)
+    found.turn()
     assert found.conditions()["Updated"]["status"] == "False"
     states = {kind: found.conditions()[kind]["status"] for kind in ("Reconciling", "Stalled")}
     assert states == {"Reconciling": "False", "Stalled": "True"}
@@ -621,33 +546,24 @@ def test_gate_that_hangs_stops_only_its_own_pools() -> None:
         labels = {"node-role.kubernetes.io/worker": None, f"node-role.kubernetes.io/{pool}": ""}
         found.change("nodes", name, {"metadata": {"labels": labels}})
         found.set_pool(pool, "new", policy)
-    found.deliver()
-    gates = BackgroundGates(Locks(), found, NeverAnswers())
-    controlled = controller(found, gates)
-    for pool in sorted(found.objects["machineconfigpools"]):
-        controlled.sync_pool(pool)
-    assert find_assigned(found) == ["n-worker"]
+    found.start(BackgroundGates(Locks(), found, NeverAnswers()))
+    found.turn(0.0, *sorted(found.objects["machineconfigpools"]))
+    assert found.find_assigned() == ["n-worker"]
 
 
 def test_lock_of_node_in_another_pool_is_released_by_that_pool() -> None:
     found = world(1, LOCKS)
     locks = Locks()
-    controlled = controller(found, locks)
-    turn(found, controlled)
+    found.start(locks).turn()
     for _ in range(3):
         found.pass_time(600)
     labels = {"node-role.kubernetes.io/worker": None, "node-role.kubernetes.io/infra": ""}
     found.change("nodes", "n0", {"metadata": {"labels": labels}})
     found.set_pool("infra", "newer", LOCKS)
-    found.deliver()
-    controlled.sync_pool("infra")
-    controlled.sync_pool("worker")
+    found.turn(0.0, "infra", "worker")
     assert locks.held == {"uid-n0"}
     assert (read_locks(found, "infra"), read_locks(found)) == (["n0"], [])
-    for _ in range(4):
-        found.pass_time(600)
-        found.deliver()
-        controlled.sync_pool("infra")
+    found.turn(600, "infra", times=4)
     assert (locks.held, read_locks(found, "infra")) == (set(), [])
 
 
@@ -677,13 +593,12 @@ def put_build(found: World, state: str, digest: str = "", *, served: str = "") -
 def test_built_image_is_assigned_side_by_side_with_its_config() -> None:
     found = world()
     put_build(found, "Building")
-    controlled = controller(found)
-    turn(found, controlled)
-    assert node_writes(found) == []
+    found.turn()
+    assert found.node_writes() == []
     assert found.conditions()["Updating"]["reason"] == "Building"
     put_build(found, "Succeeded", IMAGE)
-    turn(found, controlled)
-    (written,) = node_writes(found)
+    found.turn()
+    (written,) = found.node_writes()
     assert written["metadata"]["annotations"] == {  # type: ignore[index]
         key.DESIRED_CONFIG: "new",
         key.DESIRED_OS_IMAGE: IMAGE,
@@ -694,13 +609,11 @@ def test_built_image_is_assigned_side_by_side_with_its_config() -> None:
 def test_status_is_written_after_a_failed_build() -> None:
     found = world()
     put_build(found, "Succeeded", IMAGE)
-    controlled = controller(found)
-    for _ in range(12):
-        turn(found, controlled, after_s=200.0)
+    found.turn(200.0, times=12)
     assert found.status()["updatedMachineCount"] == 3
     put_build(found, "Failed", served=IMAGE)
     found.flap("n1", healthy=False)
-    turn(found, controlled, after_s=10.0)
+    found.turn(10.0)
     assert found.status()["unavailableMachineCount"] == 1
     assert found.conditions()["Degraded"]["message"] == (
         "image build worker-b for MachineConfigPool worker failed: no such package"
@@ -710,18 +623,45 @@ def test_status_is_written_after_a_failed_build() -> None:
 def test_late_success_of_another_build_is_not_rolled_out() -> None:
     found = world()
     put_build(found, "Succeeded", f"{IMAGE[:-1]}2", served=IMAGE)
-    turn(found, controller(found))
-    assert node_writes(found) == []
+    found.turn()
+    assert found.node_writes() == []
     assert found.conditions()["Updating"]["reason"] == "RollingOut"
 
 
 def test_nodes_lose_the_image_when_the_machineosconfig_is_deleted() -> None:
     found = world()
     put_build(found, "Succeeded", IMAGE)
-    controlled = controller(found)
-    for _ in range(12):
-        turn(found, controlled, after_s=200.0)
+    found.turn(200.0, times=12)
     assert found.status()["updatedMachineCount"] == 3
     found.remove(MACHINEOSCONFIGS.plural, "worker")
-    turn(found, controlled, after_s=10.0)
+    found.turn(10.0)
     assert [node.desired_image for node in found.truth.values()] == [None, IMAGE, IMAGE]
+
+
+REASON = "the watch of nodes is disconnected: connection refused"
+
+
+def test_stale_watch_stops_assignments_and_is_named_in_the_condition() -> None:
+    found = world()
+    found.stale_reason = REASON
+    assert found.turn() == STALE_RETRY_S
+    assert found.node_writes() == []
+    updating = found.conditions()["Updating"]
+    assert updating["reason"] == "Waiting"
+    assert f"waiting: {REASON}" in updating["message"]
+    found.stale_reason = ""
+    found.turn()
+    assert len(found.node_writes()) == 1
+
+
+def test_stale_watch_repeats_no_unanswered_write() -> None:
+    found = world(1)
+    found.next_fault, found.fault_on = "unreachable", "nodes"
+    with pytest.raises(UnreachableError):
+        found.turn()
+    found.stale_reason = REASON
+    found.turn()
+    assert found.node_writes() == []
+    found.stale_reason = ""
+    found.turn()
+    assert len(found.node_writes()) == 1

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import ROLE, Json, World, build_reconciler
+from tests.controllers.rollout.world import ROLE, Json, World, build_reconciler, count_taken
 from tests.daemon.walk_budget import seeds, walk
 from tests.kube.cluster import Cluster
 from treenail.api import annotations as key
@@ -200,16 +200,6 @@ class Process:
         limit = max(self.world.limit, count_taken(nodes))  # type: ignore[attr-defined]  # the walk's
         if count_taken(after) > limit:
             raise Broken(f"limit: {count_taken(after)} nodes are out of service, not {limit}")
-
-
-def count_taken(nodes: Mapping[str, NodeFacts]) -> int:
-    """Count nodes that the rollout took out of service and that are not back."""
-    return sum(
-        node.desired_config != ""
-        and not node.is_done
-        and not (node.is_failing and node.is_in_service)
-        for node in nodes.values()
-    )
 
 
 class Walk:

@@ -68,6 +68,7 @@ class World:
         self.on_write: Callable[[str, str, Json], None] = lambda *_: None
         self.warnings: list[tuple[str, str, str]] = []
         self.notices: list[tuple[str, str, str]] = []
+        self.reconciler = build_reconciler(self)
         self._version = 0
         self._facts: dict[tuple[str, str], NodeFacts] = {}
 
@@ -81,6 +82,23 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
+
+    # The controller.
+
+    def start(self, gates: Any = None, **settings: Any) -> "World":
+        """Start a controller process, which has no memory of the last one."""
+        self.reconciler = build_reconciler(self, gates=gates, settings=RolloutSettings(**settings))
+        return self
+
+    def turn(self, after_s: float = 0.0, *pools: str, times: int = 1) -> float | None:
+        """Pass time, deliver all events, and sync the pools; return the delay of the last sync."""
+        delay = None
+        for _ in range(times):
+            self.pass_time(after_s)
+            self.deliver()
+            for pool in pools or ("worker",):
+                delay = self.reconciler.sync_pool(pool)
+        return delay
 
     # Caches of the controller.
 
@@ -252,6 +270,16 @@ class World:
 
     # Inspection.
 
+    def notes(self, node: str = "n0") -> dict[str, str]:
+        """The annotations of a Node."""
+        return self.objects["nodes"][node]["metadata"]["annotations"]
+
+    def find_assigned(self, config: str = "new") -> list[str]:
+        return [name for name, node in self.truth.items() if node.desired_config == config]
+
+    def node_writes(self) -> list[Json]:
+        return [body for plural, _, body in self.writes if plural == "nodes"]
+
     def facts(self, document: Json) -> NodeFacts:
         meta = document["metadata"]
         at = (meta["name"], meta["resourceVersion"])
@@ -264,8 +292,7 @@ class World:
         return {name: self.facts(found) for name, found in self.objects["nodes"].items()}
 
     def status(self, pool: str = "worker") -> Json:
-        found: Json = self.objects["machineconfigpools"][pool].get("status", {})
-        return found
+        return self.objects["machineconfigpools"][pool].get("status", {})
 
     def conditions(self, pool: str = "worker") -> dict[str, Json]:
         """The pool's conditions by type."""
@@ -364,6 +391,26 @@ def merged(target: Any, patch: Any) -> Any:
     return found
 
 
+def world(nodes: int = 3, policy: str | None = None, *, config: str = "new", **spec: Any) -> World:
+    """Nodes with the config old, a pool, and a controller."""
+    found = World()
+    for number in range(nodes):
+        found.add_node(f"n{number}", "old")
+    found.set_pool("worker", config, policy, **spec)
+    found.deliver()
+    return found
+
+
+def count_taken(nodes: Mapping[str, NodeFacts]) -> int:
+    """Count nodes that the rollout took out of service and that are not back."""
+    return sum(
+        node.desired_config != ""
+        and not node.is_done
+        and not (node.is_failing and node.is_in_service)
+        for node in nodes.values()
+    )  # fmt: skip
+
+
 class OpenGates:
     """Gates that are always open."""
 
@@ -396,8 +443,7 @@ def build_reconciler(
             index.set_pool(each, pool)
         for each, node in nodes.items():
             index.set_node(each, node.labels)
-        found: PoolSnapshot | None = index.read_pool(name)
-        return found
+        return index.read_pool(name)
 
     if caches is not None and hasattr(caches, "read_pool"):
         read_pool = caches.read_pool

@@ -4,11 +4,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import install_kinds
+from tests.fixtures.objects import install_kinds
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
@@ -68,12 +67,6 @@ class Reader:
 
     def close(self) -> None:
         self.closed = True
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.controllers.status.test_status_table import build, make_world, set_conditions
 from tests.fakes.clock import FakeClock
+from tests.fixtures.clusters import open_lab
+from tests.fixtures.controllers import open_client
 from treenail.api.decode import Json
 from treenail.cli.controller.main import main
 from treenail.cli.controller.status.text import format_leader, format_summary
@@ -108,8 +109,7 @@ def create_lease(client: Client, renewed_at: float, namespace: str) -> None:
 
 
 def test_lease_is_found_in_another_namespace_unless_one_is_chosen(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path) as server, open_client(server.admin_kubeconfig) as client:
         clock = FakeClock(NOW)
         reader = LeaderReader(client, clock)
         assert reader.read_leader().state is LeaderState.ABSENT
@@ -120,7 +120,6 @@ def test_lease_is_found_in_another_namespace_unless_one_is_chosen(tmp_path: Path
         found = reader.read_leader()
         assert (found.state, found.namespace) == (LeaderState.LEADING, "kube-system")
         assert LeaderReader(client, clock, "default").read_leader().state is LeaderState.ABSENT
-        transport.close()
 
 
 def renew_lease(client: Client, renewed_at: float, namespace: str) -> None:
@@ -129,8 +128,7 @@ def renew_lease(client: Client, renewed_at: float, namespace: str) -> None:
 
 
 def test_holder_that_renews_leads_whatever_the_clocks_say(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path) as server, open_client(server.admin_kubeconfig) as client:
         create_lease(client, NOW - 600, "default")
         clock = FakeClock(NOW)
         reader = LeaderReader(client, clock, "default")
@@ -140,14 +138,13 @@ def test_holder_that_renews_leads_whatever_the_clocks_say(tmp_path: Path) -> Non
         assert reader.read_leader().state is LeaderState.LEADING
         clock.move(61.0)
         assert reader.read_leader().state is LeaderState.NONE
-        transport.close()
 
 
 def test_server_that_does_not_answer_is_no_missing_permission(tmp_path: Path) -> None:
     with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
-    report = LeaderReader(client, FakeClock(NOW)).read_leader()
-    transport.close()
+        kubeconfig = server.admin_kubeconfig
+    with open_client(kubeconfig) as client:
+        report = LeaderReader(client, FakeClock(NOW)).read_leader()
     assert report.state is LeaderState.UNKNOWN
     assert report.remedy == "check the API server: kubectl get --raw /readyz"
 
@@ -171,8 +168,7 @@ def test_clock_behind_the_lease_is_named() -> None:
 def test_controller_of_the_mco_leads_with_its_own_lease(
     own_age_s: float | None, mco_age_s: float | None, state: LeaderState, tmp_path: Path
 ) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path) as server, open_client(server.admin_kubeconfig) as client:
         for namespace, name, age_s in (
             (InstallOptions().namespace, NAME, own_age_s),
             ("openshift-machine-config-operator", "machine-config-controller", mco_age_s),
@@ -190,15 +186,12 @@ def test_controller_of_the_mco_leads_with_its_own_lease(
         assert report.state is state
         if state is LeaderState.ABSENT:
             assert report.message.startswith("cannot tell whether a controller leads: namespace")
-        transport.close()
 
 
 def test_user_without_permission_reads_that_the_leader_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = client_of(server.admin_kubeconfig)
-        install_kinds(client)
+    with open_lab(tmp_path) as (server, client):
         allow_reading(client)
         user = str(server.write_kubeconfig("viewer", ["viewers"]))
         assert main(["status", "--kubeconfig", user]) == 0
@@ -213,7 +206,6 @@ def test_user_without_permission_reads_that_the_leader_is_unknown(
         create_lease(client, SystemClock().now() - 3600, namespace)
         assert main(["status", "--kubeconfig", str(server.admin_kubeconfig)]) == 0
         assert capsys.readouterr().out.startswith("no controller leads since ")
-        transport.close()
 
 
 def allow_reading(client: Client) -> None:

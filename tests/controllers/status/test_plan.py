@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.controllers.rollout.agents import add_nodes, client_of, install_kinds
+from tests.controllers.rollout.agents import add_nodes
 from tests.controllers.rollout.world import World
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import install_kinds
 from treenail.api import annotations as key
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import PoolConfiguration
@@ -336,8 +338,7 @@ def test_plan_with_prestaging_reports_it_before_the_order() -> None:
 
 
 def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with LabServer(tmp_path / "api") as server:
-        client, transport = client_of(server.admin_kubeconfig)
+    with LabServer(tmp_path / "api") as server, open_client(server.admin_kubeconfig) as client:
         kubeconfig = str(server.admin_kubeconfig)
         install_kinds(client)
         add_nodes(client, ["n0", "n1"], "old")
@@ -372,7 +373,6 @@ def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFi
 
         assert command.main(["plan", "--kubeconfig", kubeconfig]) == 64
         assert "name the change with -f" in capsys.readouterr().err
-        transport.close()
 
 
 def add_budget(client: Client) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.controllers import installed
-from tests.controllers.rollout.agents import client_of, install_kinds
 from tests.fakes.clock import FakeClock
+from tests.fixtures.objects import make_object
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.api import machineconfignode
 from treenail.clocks import SystemClock
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.errors import ClusterError, ConfigMissingError, ConfigRejectedError
@@ -98,22 +97,12 @@ def applies_images(request: ApiRequest) -> bool:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def admin(server: LabServer) -> Iterator[Client]:
-    found, transport = client_of(server.admin_kubeconfig)
-    install_kinds(found)
+def admin(server: LabServer, client: Client) -> Client:
     installed.apply(server, build_node_access())
-    found.create(NODES, {"metadata": {"name": NODE}})
+    client.create(NODES, {"metadata": {"name": NODE}})
     spec = {"node": {"name": NODE}, "pool": {"name": "worker"}, "configVersion": {"desired": "a"}}
-    named = {"apiVersion": machineconfignode.API_VERSION, "kind": machineconfignode.KIND}
-    found.create(MACHINECONFIGNODES, {**named, "metadata": {"name": NODE}, "spec": spec})
-    yield found
-    transport.close()
+    client.create(MACHINECONFIGNODES, make_object(MACHINECONFIGNODES, NODE, spec))
+    return client
 
 
 class Agent:
@@ -313,7 +302,6 @@ def test_restored_node_with_lower_version_replaces_cached_one(
         server.load_state(tmp_path / "state.json")
         wait_until(lambda: desired_of(agent) == "rendered-saved")
         node = agent.cluster.get_cached_node()
-        assert node is not None
         assert key.STATE not in node.annotations
     finally:
         watch.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.files import read_links
 from treenail.errors import UnitError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
@@ -74,14 +75,6 @@ class Machine:
         for path, text in links.made.items():
             self.files.make_symlink(path, text)
 
-    def links(self) -> dict[str, str]:
-        top = self.prefix / "etc/systemd/system"
-        return {
-            str(path.relative_to(top)): str(path.readlink())
-            for path in sorted(top.rglob("*"))
-            if path.is_symlink()
-        }
-
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -101,10 +94,10 @@ def test_plan_enable_links_the_unit_to_all_targets(machine):
 
 
 def test_plan_disable_removes_all_links_to_the_unit(machine):
-    before = machine.links()
+    before = read_links(machine.prefix / "etc/systemd/system")
     machine.carry_out(machine.units.plan_enable("many.service", "plain.service"))
     machine.carry_out(machine.units.plan_disable("many.service", "plain.service"))
-    assert machine.links() == before
+    assert read_links(machine.prefix / "etc/systemd/system") == before
 
 
 def test_disable_and_enable_after_new_targets_removes_old_links(machine):
@@ -114,7 +107,7 @@ def test_disable_and_enable_after_new_targets_removes_old_links(machine):
     )
     machine.carry_out(machine.units.plan_disable("ours.service"))
     machine.carry_out(machine.units.plan_enable("ours.service"))
-    assert machine.links() == {
+    assert read_links(machine.prefix / "etc/systemd/system") == {
         "masked.service": "/dev/null",
         "other.target.wants/ours.service": f"{UNIT_DIRECTORY}/ours.service",
     }
@@ -225,14 +218,18 @@ def test_links_are_those_of_systemctl(tmp_path, machine, call):
         for each in (*enabled, "default@.service", "ours.service", "a.timer"):
             systemctl(theirs.prefix, "enable", each)
             machine.carry_out(machine.units.plan_enable(each))
-    assert machine.links() == theirs.links()
+    assert read_links(machine.prefix / "etc/systemd/system") == read_links(
+        theirs.prefix / "etc/systemd/system"
+    )
     done = systemctl(theirs.prefix, verb, name)
     try:
         machine.carry_out(ours(machine.units, verb, name))
         refused = False
     except UnitError:
         refused = True
-    assert machine.links() == theirs.links()
+    assert read_links(machine.prefix / "etc/systemd/system") == read_links(
+        theirs.prefix / "etc/systemd/system"
+    )
     if verb == "enable":
         assert refused == (done.returncode != 0), done.stderr
 

@@ -7,6 +7,8 @@ import json
 import tarfile
 from pathlib import Path
 
+from tests.fixtures.files import write_files
+
 CANARY = "Canary5Xw9"
 ENCODED = base64.b64encode(CANARY.encode()).decode()
 TRACES = (CANARY.encode(), ENCODED[:12].encode(), CANARY.encode().hex().encode())
@@ -15,24 +17,10 @@ DIGEST = "ab" * 32
 CONFIG_DIGEST = "cd" * 32
 
 
-def read_parts(packed: bytes) -> dict[str, bytes]:
-    """The parts of an archive, without its name."""
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        found = {entry.name.partition("/")[2]: tar.extractfile(entry) for entry in tar}
-        return {name: file.read() for name, file in found.items() if file}
-
-
 def find_traces(packed: bytes) -> list[bytes]:
     """The traces of the canary in an archive."""
     content = gzip.decompress(packed)
     return [trace for trace in TRACES if trace in content]
-
-
-def write_files(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
 
 
 def make_archive(files: dict[str, bytes], *, prefix: str = "treenail-node") -> bytes:

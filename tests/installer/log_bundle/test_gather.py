@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.files import read_parts, write_files, write_programs
 from tests.installer.log_bundle.bundles import (
     CANARY,
     DIGEST,
@@ -16,8 +17,6 @@ from tests.installer.log_bundle.bundles import (
     find_traces,
     make_archive,
     make_install_directory,
-    read_parts,
-    write_files,
 )
 from treenail.cli.controller.main import main
 from treenail.clocks import SystemClock
@@ -30,15 +29,6 @@ from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
 from treenail.process import ProgramRunner
 
 PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\n" + "c2VjcmV0\n" * 40 + "-----END PRIVATE KEY-----\n"
-
-
-def write_programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment in which these programs are found, and no real ssh."""
-    folder.mkdir()
-    for name, script in {"journalctl": "exit 1", "ssh": "exit 255", **scripts}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
 def gather(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Cluster
+from tests.fixtures.processes import find_processes
 from tests.lab.kubelet.cluster import NAMESPACE, ContainerCluster
 from tests.waiting import wait_until
 from treenail.errors import NotFoundError
@@ -171,12 +172,12 @@ def test_deleted_pod_gets_its_grace_period(containers: ContainerCluster) -> None
 
 
 def test_pod_that_ignores_sigterm_is_killed(containers: ContainerCluster) -> None:
-    script = "trap '' TERM; echo started; sleep 600 & wait"
+    script = "trap '' TERM; echo started; sleep 7654327 & wait"
     containers.create_pod("deaf", script, terminationGracePeriodSeconds=1)
     containers.wait_log("deaf", "started")
     containers.client.delete(PODS, "deaf", namespace=NAMESPACE)
     wait_until(lambda: _is_gone(containers, "deaf"), limit_s=20)
-    assert not _find_processes("600")
+    assert not find_processes("7654327")
 
 
 def test_pod_over_its_storage_limit_is_evicted(containers: ContainerCluster) -> None:
@@ -224,18 +225,6 @@ def _is_gone(containers: ContainerCluster, name: str) -> bool:
     except NotFoundError:
         return True
     return False
-
-
-def _find_processes(argument: str) -> list[str]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if argument.encode() in words and b"sleep" in words[0]:
-            found.append(entry.name)
-    return found
 
 
 def test_log_is_read_and_followed_through_the_api_server(containers: ContainerCluster) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.processes import find_processes
 from tests.waiting import wait_until
 from treenail_lab.kubelet.runtime import find_refusal
 from treenail_lab.lifetime.owner import owner
@@ -31,19 +32,6 @@ with owner.temporary_directory() as directory, ContainerCluster(directory) as cl
 """
 
 
-def find_containers(mark: str) -> list[str]:
-    """Process ids that have the variable of the container."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if f"MARKED={mark}".encode() in variables:
-            found.append(entry.name)
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_containers_end_with_their_kubelet(number: signal.Signals) -> None:
     if why := find_refusal():
@@ -58,9 +46,8 @@ def test_containers_end_with_their_kubelet(number: signal.Signals) -> None:
         text=True,
     )
     with process:
-        assert process.stdout is not None
         directory = Path(process.stdout.readline().strip())
-        assert len(find_containers(mark)) == 2
+        assert len(find_processes(f"MARKED={mark}", part="environ")) == 2
         process.send_signal(number)
-        wait_until(lambda: not find_containers(mark))
+        wait_until(lambda: not find_processes(f"MARKED={mark}", part="environ"))
         wait_until(lambda: not directory.exists())

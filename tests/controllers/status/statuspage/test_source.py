@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.controllers.rollout.agents import add_nodes, add_pool, start_client
+from tests.controllers.rollout.agents import add_nodes
+from tests.fixtures.clusters import open_lab
+from tests.fixtures.objects import add_pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clocks import SystemClock
@@ -13,7 +15,6 @@ from treenail.controllers.status.leader_status import LeaderReport, LeaderState
 from treenail.controllers.status.statuspage.source import StatusSource
 from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
-from treenail_lab.apiserver.serving.server import LabServer
 
 
 class StillClock(SystemClock):
@@ -27,8 +28,7 @@ class StillClock(SystemClock):
 
 
 def test_document_has_the_build_of_each_pool(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = start_client(server)
+    with open_lab(tmp_path) as (_, client):
         add_pool(client, "worker", "old")
         config = make_image_config("worker", pool="worker")
         client.create(MACHINEOSCONFIGS, config)
@@ -52,7 +52,6 @@ def test_document_has_the_build_of_each_pool(tmp_path: Path) -> None:
             wait_until(lambda: read_build() == ("Failed", "line 2: no such file"))
         finally:
             informers.stop()
-            transport.close()
 
 
 def make_image_config(name: str, *, pool: str) -> Json:
@@ -95,8 +94,7 @@ def make_condition(kind: str, message: str) -> Json:
 
 
 def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path) -> None:
-    with LabServer(tmp_path) as server:
-        client, transport = start_client(server)
+    with open_lab(tmp_path) as (_, client):
         add_nodes(client, ["n0"], "old")
         add_pool(client, "worker", "old")
         informers = InformerSet(client, SystemClock())
@@ -124,4 +122,3 @@ def test_document_follows_the_watches_and_is_built_once_a_second(tmp_path: Path)
             assert found["pools"][0]["nodes"][0]["state"] == "Working"
         finally:
             informers.stop()
-            transport.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.files import read_links, write_files
 from treenail_lab.machine.bus.objects import MethodError
 from treenail_lab.machine.unit_files import (
     FILE_NOT_FOUND,
@@ -41,23 +42,6 @@ UNITS = {
 }
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for place, text in UNITS.items():
-        path = tmp_path / "root" / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path / "root"
-
-
-def links(root: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(root)): str(path.readlink())
-        for path in sorted(root.rglob("*"))
-        if path.is_symlink()
-    }
-
-
 STORIES = {
     "enable": ["enable a.service"],
     "enable own": ["enable own.service"],
@@ -80,6 +64,11 @@ def run_command(files: UnitFileTree, verb: str, *names: str) -> object:
     return operation(list(names), runtime=False, **force)
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "root", UNITS)
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemctl is not installed")
 @pytest.mark.parametrize("story", STORIES)
@@ -90,7 +79,7 @@ def test_enable_makes_links_and_states_of_systemctl(root: Path, tmp_path: Path, 
     for command in STORIES[story]:
         systemctl(reference, *command.split())
         run_command(files, *command.split())
-    assert links(root) == links(reference)
+    assert read_links(root) == read_links(reference)
     for name in ("a.service", "aa.service", "b.socket", "s.service", "own.service"):
         expected = systemctl(reference, "is-enabled", name).strip()
         assert state(files, name) == expected, name
