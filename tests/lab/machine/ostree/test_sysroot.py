@@ -26,47 +26,6 @@ def versions(deployments: tuple[SysrootDeployment, ...]) -> list[str]:
     return [deployment.version for deployment in deployments]
 
 
-def test_installed_machine_boots_its_image(tmp_path: Path) -> None:
-    sysroot = booted(tmp_path)
-    found = sysroot.find_booted()
-    assert (found.version, found.digest) == ("41.1", A.digest)
-    assert "41.1" in (tmp_path / "etc/os-release").read_text()
-    assert (tmp_path / "run/ostree-booted").exists()
-
-
-def test_staged_deployment_comes_first_but_is_not_written(tmp_path: Path) -> None:
-    sysroot = booted(tmp_path)
-    sysroot.stage_deployment(of_b(sysroot), locked=True)
-    assert versions(sysroot.list_deployments()) == ["41.2", "41.1"]
-    assert versions(sysroot.read_written()) == ["41.1"]
-
-
-def test_clean_shutdown_puts_an_unlocked_deployment_first(tmp_path: Path) -> None:
-    sysroot = booted(tmp_path)
-    sysroot.stage_deployment(of_b(sysroot), locked=True)
-    assert sysroot.unlock_staged()
-    assert sysroot.finalize_staged() == of_b(sysroot)
-    assert versions(sysroot.list_deployments()) == ["41.2", "41.1"]
-    assert sysroot.read_staged() is None
-
-
-def test_clean_shutdown_leaves_a_locked_deployment_alone(tmp_path: Path) -> None:
-    sysroot = booted(tmp_path)
-    sysroot.stage_deployment(of_b(sysroot), locked=True)
-    assert sysroot.finalize_staged() is None
-    rootfs.boot_root(tmp_path)
-    assert versions(sysroot.list_deployments()) == ["41.1"]
-
-
-def test_boot_without_finalization_loses_staged_deployment(tmp_path: Path) -> None:
-    sysroot = booted(tmp_path)
-    before = rootfs.read_boot_id(tmp_path)
-    sysroot.stage_deployment(of_b(sysroot), locked=False)
-    assert rootfs.boot_root(tmp_path).version == "41.1"
-    assert sysroot.read_staged() is None
-    assert rootfs.read_boot_id(tmp_path) != before
-
-
 def test_finalization_keeps_the_booted_and_the_pinned_and_drops_the_rest(tmp_path: Path) -> None:
     sysroot = booted(tmp_path)
     (a,) = sysroot.read_written()
