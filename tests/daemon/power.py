@@ -4,8 +4,8 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
+from tests.crash.recorder import Site
 from tests.daemon.machines import (
     TOP,
     Case,
@@ -20,17 +20,6 @@ from tests.daemon.machines import (
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
 from treenail.daemon.configuration.machine import RecoveryOutcome
 from treenail.errors import StepError, TreenailError
-
-
-class Site(NamedTuple):
-    """Where in the code a call of the disk is, by the functions that lead to it."""
-
-    call: str
-    functions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.call} in {' > '.join(self.functions)}"
-
 
 CALLS = ("fsync", "syncfs", "replace", "exchange")
 """The calls that make a change durable or atomic."""

@@ -197,6 +197,12 @@ class Site:
         """Return the Node's annotations, also while the server is stopped."""
         return dict(self._node()["metadata"].get("annotations") or {})
 
+    def assert_unchanged(self) -> None:
+        """Check that there was no reboot, and that nothing is left behind."""
+        assert self.machine.boot_count == self.boots
+        assert self.machine.staged_deployment is None
+        assert not self.cordoned()
+
     def cordoned(self) -> bool:
         return bool(self._node()["spec"].get("unschedulable"))
 

@@ -14,13 +14,6 @@ pytestmark = pytest.mark.integration
 CANCELLED = "cancelled on this node"
 
 
-def assert_as_it_was(site: Site) -> None:
-    """No reboot, nothing left behind, and nothing begun again."""
-    assert site.machine.boot_count == site.boots
-    assert site.machine.staged_deployment is None
-    assert not site.cordoned()
-
-
 def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
     goal = site.goal()
     with site.slow_pull():
@@ -32,7 +25,7 @@ def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
         site.wait_degraded(CANCELLED)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"cancelled the update to {goal.config} ")
-    assert_as_it_was(site)
+    site.assert_unchanged()
     assert not site.was_cordoned()
     history = json.loads(treenail(site, "history", "--json").stdout)["items"]
     assert (history[0]["to"]["config"], history[0]["outcome"]) == (goal.config, "cancelled")
@@ -49,7 +42,7 @@ def test_cancel_while_drain_is_awaited_uncordons(site: Site) -> None:
         assert treenail(site, "cancel").returncode == 0
         site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
     site.wait_degraded(CANCELLED)
-    assert_as_it_was(site)
+    site.assert_unchanged()
     another = site.goal()
     site.ask(another)
     site.settle(another)

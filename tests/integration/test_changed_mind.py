@@ -11,13 +11,6 @@ from treenail_lab.machine.ostree.sysroot import Sysroot
 pytestmark = pytest.mark.integration
 
 
-def assert_nothing_happened(site: Site) -> None:
-    """No reboot, and nothing left behind."""
-    assert site.machine.boot_count == site.boots
-    assert site.machine.staged_deployment is None
-    assert not site.cordoned()
-
-
 def test_return_to_old_target_while_staging(site: Site) -> None:
     before = site.current
     with site.slow_pull():
@@ -25,7 +18,7 @@ def test_return_to_old_target_while_staging(site: Site) -> None:
         site.wait_progress()
         site.ask(before)
         site.settle(before)
-    assert_nothing_happened(site)
+    site.assert_unchanged()
     assert not site.was_cordoned()
     assert not site.was("Degraded")
     (ending,) = site.transactions("stage")
@@ -42,7 +35,7 @@ def test_return_to_old_target_while_drain_is_awaited(site: Site) -> None:
         site.ask(before)
         site.wait_note(key.DESIRED_DRAIN, f"uncordon-{goal.config}")
     site.settle(before)
-    assert_nothing_happened(site)
+    site.assert_unchanged()
 
 
 def test_return_to_old_target_while_reboot_is_delayed(site: Site) -> None:
@@ -53,7 +46,7 @@ def test_return_to_old_target_while_reboot_is_delayed(site: Site) -> None:
         assert site.cordoned()
         site.ask(before)
         site.settle(before)
-    assert_nothing_happened(site)
+    site.assert_unchanged()
 
 
 def test_another_target_while_staging(site: Site) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.nspawn import Container
+from tests.system.sandboxed_node import FILE, SandboxedNode
 
 
 @contextmanager
@@ -28,6 +29,17 @@ def container() -> Iterator[Container]:
     """One container for all tests of a module."""
     with booted_container() as container:
         yield container
+
+
+@pytest.fixture(scope="module")
+def node(container: Container) -> Iterator[SandboxedNode]:
+    """A node whose agent has applied its first config."""
+    with SandboxedNode(container) as found:
+        found.add_config("first", {FILE: "first"})
+        found.request("first")
+        found.start_agent()
+        found.wait_done("first")
+        yield found
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ from treenail_lab.machine.settings import MachineSettings
 
 NODE = "n1"
 LIMIT_S = 30.0
+FILE = "/etc/nmstate/openshift/net.yml"
+"""A change of it needs neither a drain nor a reboot."""
 _CLONE_NEWNET = 0x40000000
 _AGENT_SETTINGS = f"""
 node_name = "{NODE}"

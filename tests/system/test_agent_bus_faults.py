@@ -1,13 +1,12 @@
 """Faults of D-Bus and its services during updates of an agent in the shipped unit's sandbox."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.records import write_record
-from tests.system.nspawn import Container, missing
-from tests.system.sandboxed_node import LIMIT_S, NODE, SandboxedNode
+from tests.system.nspawn import missing
+from tests.system.sandboxed_node import FILE, LIMIT_S, NODE, SandboxedNode
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.resources import NODES
@@ -17,8 +16,6 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
 ]
-FILE = "/etc/nmstate/openshift/net.yml"
-"""A change of it needs neither a drain nor a reboot."""
 HANG_S = 5.0
 _SERVICE = "rpm-ostreed"
 _DROP_INS = "/etc/systemd/system/rpm-ostreed.service.d"
@@ -47,16 +44,6 @@ FAULTS = {
     ),
 }
 """What begins and ends each fault."""
-
-
-@pytest.fixture(scope="module")
-def node(container: Container) -> Iterator[SandboxedNode]:
-    with SandboxedNode(container) as found:
-        found.add_config("first", {FILE: "first"})
-        found.request("first")
-        found.start_agent()
-        found.wait_done("first")
-        yield found
 
 
 def read_drain(node: SandboxedNode) -> str:

@@ -1,12 +1,10 @@
 """D-Bus or rpm-ostreed hangs until the time limit of the agent's own calls, in real time."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.records import write_record
-from tests.system.nspawn import Container, missing
-from tests.system.sandboxed_node import SandboxedNode
+from tests.system.nspawn import missing
+from tests.system.sandboxed_node import FILE, SandboxedNode
 
 pytestmark = [
     pytest.mark.system,
@@ -14,8 +12,6 @@ pytestmark = [
     pytest.mark.limit(3_000),
     pytest.mark.skipif(bool(missing()), reason=f"no container: {missing()}"),
 ]
-FILE = "/etc/nmstate/openshift/net.yml"
-"""A change of it needs neither a drain nor a reboot."""
 WAIT_S = 420.0
 """Above the time limit of each call, which is 300 s at most."""
 HANGS = {
@@ -37,16 +33,6 @@ HANGS = {
     ),
 }
 """What begins and ends each hang, and words of the reason."""
-
-
-@pytest.fixture(scope="module")
-def node(container: Container) -> Iterator[SandboxedNode]:
-    with SandboxedNode(container) as found:
-        found.add_config("first", {FILE: "first"})
-        found.request("first")
-        found.start_agent()
-        found.wait_done("first")
-        yield found
 
 
 @pytest.mark.parametrize("service", HANGS)
