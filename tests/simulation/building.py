@@ -16,7 +16,6 @@ from tests.simulation.run import PODS, ClusterRun
 from treenail.errors import ClusterError
 from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NAMESPACES
-from treenail.manifests import installation
 from treenail_lab.apiserver.store import StoreEvent
 
 Json = dict[str, Any]
@@ -43,9 +42,7 @@ class BuildingCluster:
     def __init__(self, directory: Path) -> None:
         self.cluster = SimCluster(directory)
         self.registry = SimRegistry(self.cluster, directory / "registry", "registry.example")
-        for crd in installation.load_crds():
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-            self.cluster.execute("POST", path, crd)
+        self.cluster.install_kinds()
         self.site = SimBuildSite(self.cluster, self.registry)
         self.site.client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         with hold_registries(self.registry):
@@ -62,22 +59,13 @@ class Building(ClusterRun):
     def __init__(self, shared: BuildingCluster) -> None:
         super().__init__(shared.cluster, shared.state)
         self.shared, self.site = shared, shared.site
+        self.registries = (shared.registry,)
         shared.registry.load(shared.images)
         self.kubelet = Kubelet(shared.site)
         self.pods = [
             SimControllers(self.cluster, name, ("build",), build_namespace=NAMESPACE)
             for name in PODS
         ]
-
-    def __enter__(self) -> "Building":
-        self._registries = hold_registries(self.shared.registry)
-        self._registries.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        super().__exit__(*details)
-        self._registries.__exit__(None, None, None)
 
     def begin_story(self) -> None:
         self.story.start("user", self._use_images)

@@ -14,6 +14,7 @@ from tests.simulation.threads import STARTED_AT, SimEvent, SimProcess, Simulatio
 from treenail.clocks import format_rfc3339
 from treenail.errors import UnreachableError
 from treenail.kube.request import ApiRequest, ApiResponse
+from treenail.manifests import installation
 from treenail_lab.apiserver.access.authentication import ApiUser, TokenIssuer
 from treenail_lab.apiserver.access.authorization import Authorizer
 from treenail_lab.apiserver.errors import ApiError
@@ -125,6 +126,11 @@ class SimCluster:
                 stream.cut()
 
     # What an administrator, a kubelet or a test does, without faults and at once.
+
+    def install_kinds(self) -> None:
+        for crd in installation.load_crds():
+            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            self.execute("POST", path, crd)
 
     def execute(
         self,

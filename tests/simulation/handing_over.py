@@ -28,7 +28,6 @@ from treenail.controllers.handover.handover_objects import (
 from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
-from treenail.manifests import installation
 from treenail.registry.authorization import Login
 from treenail_lab.apiserver.store import StoreEvent
 
@@ -80,9 +79,7 @@ class HandoverCluster:
         self.bootstrap = BootstrapHostRegistry(
             self.cluster, directory / "bootstrap", "bootstrap.example:5000"
         )
-        for crd in installation.load_crds():
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-            self.cluster.execute("POST", path, crd)
+        self.cluster.install_kinds()
         build_site = SimBuildSite(self.cluster, self.final)
         build_site.client.create(NAMESPACES, {"metadata": {"name": BUILDS_NAMESPACE}})
         install = InstallSite(directory / "install", self.final, final=self.final.host)
@@ -103,6 +100,7 @@ class HandingOver(ClusterRun):
     def __init__(self, shared: HandoverCluster) -> None:
         super().__init__(shared.cluster, shared.state)
         self.shared, self.site = shared, shared.site
+        self.registries = (shared.final, shared.bootstrap)
         shared.final.load(shared.images)
         self.pods = [
             SimControllers(self.cluster, name, ("install",), build_namespace=BUILDS_NAMESPACE)
@@ -111,16 +109,6 @@ class HandingOver(ClusterRun):
         self._began_at = 0.0
         self._dropped: set[str] = set()
         """Nodes whose agent no longer uses the bootstrap registry."""
-
-    def __enter__(self) -> "HandingOver":
-        self._registries = hold_registries(self.shared.final, self.shared.bootstrap)
-        self._registries.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        super().__exit__(*details)
-        self._registries.__exit__(None, None, None)
 
     def begin_story(self) -> None:
         self._began_at = self.simulation.time

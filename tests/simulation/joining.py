@@ -15,7 +15,6 @@ from tests.simulation.machines import set_ready
 from tests.simulation.run import PODS, ClusterRun
 from tests.simulation.threads import STARTED_AT
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.manifests import installation
 from treenail.provisioning.tokens.bootstrap_tokens import USER_PREFIX, list_groups
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET
 from treenail.provisioning.tokens.tokens import (
@@ -76,8 +75,7 @@ class JoiningCluster:
     def __init__(self, directory: Path) -> None:
         self.cluster = SimCluster(directory)
         create = self.cluster.execute
-        for crd in installation.load_crds():
-            create("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        self.cluster.install_kinds()
         create("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         pool = {
             "apiVersion": MACHINECONFIGPOOLS.api_version,

@@ -47,8 +47,7 @@ class SimulatedCluster:
 
     def _create_objects(self) -> None:
         create = self.cluster.execute
-        for crd in installation.load_crds():
-            create("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+        self.cluster.install_kinds()
         for each in installation.build_node_access():
             group = str(each["apiVersion"])
             if group.startswith("rbac"):

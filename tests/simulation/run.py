@@ -4,11 +4,13 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 from tests.simulation.cluster import ClusterState, SimCluster
 from tests.simulation.controllers import SimControllers
 from tests.simulation.machines import SimMachine
+from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.threads import Simulation
 from treenail_lab.apiserver.store import StoreEvent
 
@@ -22,6 +24,8 @@ class ClusterRun(ABC):
 
     machines: Mapping[str, SimMachine] = {}
     pods: Sequence[SimControllers] = ()
+    registries: Sequence[SimRegistry] = ()
+    """The only registries that clients reach during the run."""
 
     def __init__(self, cluster: SimCluster, state: ClusterState, *, seed: int = 1) -> None:
         random.seed(seed)
@@ -42,8 +46,10 @@ class ClusterRun(ABC):
         self._listener = self.check_event
 
     def __enter__(self) -> Self:
-        self._modules = self.simulation.hold_modules()
-        self._modules.__enter__()
+        self._held = ExitStack()
+        if self.registries:
+            self._held.enter_context(hold_registries(*self.registries))
+        self._held.enter_context(self.simulation.hold_modules())
         self.cluster.api.store.add_listener(self._listener)
         for pod in self.pods:
             pod.start()
@@ -56,7 +62,7 @@ class ClusterRun(ABC):
             self.simulation.end()
         finally:
             self.cluster.api.store._listeners.remove(self._listener)
-            self._modules.__exit__(None, None, None)
+            self._held.close()
 
     @abstractmethod
     def begin_story(self) -> None:

@@ -4,6 +4,7 @@ The restored Nodes show that all machines are in service, and request earlier ta
 """
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,92 +23,91 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> SimulatedCluster:
     return SimulatedCluster(tmp_path_factory.mktemp("cluster"))
 
 
-def restore(run: Rollout, skipped_versions: int) -> None:
-    run.restore(run.history[0], skipped_versions=skipped_versions)
-    run.cluster.cut_watches()
+class RestoredRollout(Rollout):
+    """A rollout that begins after 20 seconds, and whose etcd is restored."""
+
+    def __init__(self, shared: SimulatedCluster, skipped_versions: int) -> None:
+        super().__init__(shared)
+        self._skipped_versions = skipped_versions
+
+    def restore_backup(self) -> None:
+        self.restore(self.history[0], skipped_versions=self._skipped_versions)
+        self.cluster.cut_watches()
+
+    def lose_versions(self) -> None:
+        self.cluster.api.store.version += LOST_VERSIONS
+
+    def count_starts(self) -> dict[str, int]:
+        return {name: machine.starts for name, machine in self.machines.items()}
+
+    def check_settled(self) -> None:
+        assert self.settle(), self.describe()
 
 
-@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
-def test_nodes_keep_their_targets_after_restore_of_older_requests(
-    shared: SimulatedCluster, skipped_versions: int
-) -> None:
-    with Rollout(shared) as run:
-        run.simulation.run_for(20.0)
-        run.keep_state()
-        run.change_config()
-        assert run.settle(), run.describe()
-        run.cluster.api.store.version += LOST_VERSIONS
-        starts = {name: machine.starts for name, machine in run.machines.items()}
-        restore(run, skipped_versions)
-        # The backup has the config before, and the rollout returns to it node by node.
-        run.wanted = 0
-        run.simulation.run_for(30.0)
-        assert {name: machine.starts for name, machine in run.machines.items()} == starts
-        assert run.settle(), run.describe()
-        assert run.broken == []
+@pytest.fixture(params=[0, SKIPPED])
+def run(shared: SimulatedCluster, request: pytest.FixtureRequest) -> Iterator[RestoredRollout]:
+    with RestoredRollout(shared, request.param) as found:
+        found.simulation.run_for(20.0)
+        yield found
+        found.check_settled()
+        assert found.broken == []
 
 
-@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
-def test_nothing_is_assigned_until_machines_that_are_down_show_it(
-    shared: SimulatedCluster, skipped_versions: int
-) -> None:
-    with Rollout(shared) as run:
-        run.simulation.run_for(20.0)
-        run.cluster.faults.before = lambda _, request: keep_first_state(run, request)
-        run.change_config()
-        machine = run.machines["n0"]
-        assert run.simulation.run_until(lambda: machine.is_down, limit_s=120.0)
-        run.cluster.api.store.version += LOST_VERSIONS
-        restore(run, skipped_versions)
-        # It boots again before the node lifecycle controller would find it.
-        run.simulation.run_for(RESTORED_WAIT_S - 10.0)
-        assert run.list_assigned() == []
-        assert run.settle(), run.describe()
-        assert run.broken == []
+def test_nodes_keep_their_targets_after_restore_of_older_requests(run: RestoredRollout) -> None:
+    run.keep_state()
+    run.change_config()
+    run.check_settled()
+    run.lose_versions()
+    starts = run.count_starts()
+    run.restore_backup()
+    # The backup has the config before, and the rollout returns to it node by node.
+    run.wanted = 0
+    run.simulation.run_for(30.0)
+    assert run.count_starts() == starts
 
 
-@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
-def test_restored_request_for_a_drain_ends_in_service(
-    shared: SimulatedCluster, skipped_versions: int
-) -> None:
-    with Rollout(shared) as run:
-        run.simulation.run_for(20.0)
-        run.change_config()
-        assert run.simulation.run_until(lambda: is_cordoned(run, "n0"), limit_s=120.0)
-        run.keep_state()
-        assert run.settle(), run.describe()
-        run.cluster.api.store.version += LOST_VERSIONS
-        # The backup shows n0 in the middle of its drain, and its machine has the new config.
-        restore(run, skipped_versions)
-        assert is_cordoned(run, "n0")
-        assert run.settle(), run.describe()
-        assert run.broken == []
+def test_nothing_is_assigned_until_machines_that_are_down_show_it(run: RestoredRollout) -> None:
+    run.cluster.faults.before = lambda _, request: keep_first_state(run, request)
+    run.change_config()
+    machine = run.machines["n0"]
+    assert run.simulation.run_until(lambda: machine.is_down, limit_s=120.0)
+    run.lose_versions()
+    run.restore_backup()
+    # It boots again before the node lifecycle controller would find it.
+    run.simulation.run_for(RESTORED_WAIT_S - 10.0)
+    assert run.list_assigned() == []
 
 
-@pytest.mark.parametrize("skipped_versions", [0, SKIPPED])
+def test_restored_request_for_a_drain_ends_in_service(run: RestoredRollout) -> None:
+    run.change_config()
+    assert run.simulation.run_until(lambda: is_cordoned(run, "n0"), limit_s=120.0)
+    run.keep_state()
+    run.check_settled()
+    run.lose_versions()
+    # The backup shows n0 in the middle of its drain, and its machine has the new config.
+    run.restore_backup()
+    assert is_cordoned(run, "n0")
+
+
 def test_machines_stay_as_they_are_until_a_restored_cluster_has_their_pool(
-    shared: SimulatedCluster, skipped_versions: int
+    run: RestoredRollout,
 ) -> None:
-    with Rollout(shared) as run:
-        run.simulation.run_for(20.0)
-        pool = copy.deepcopy(run.cluster.objects(GROUP, "machineconfigpools")[0])
-        run.keep_state()
-        kinds = run.history[0].kinds
-        run.history[0].kinds = [each for each in kinds if each[0] != (GROUP, "machineconfigpools")]
-        run.change_config()
-        assert run.settle(), run.describe()
-        run.cluster.api.store.version += LOST_VERSIONS
-        starts = {name: machine.starts for name, machine in run.machines.items()}
-        restore(run, skipped_versions)
-        run.wanted = 0
-        run.simulation.run_for(300.0)
-        assert {name: machine.starts for name, machine in run.machines.items()} == starts
-        # A user creates it again.
-        body = {**pool, "metadata": {"name": "worker"}, "status": {}}
-        del body["spec"]["configuration"]
-        run.cluster.execute("POST", POOLS, body)
-        assert run.settle(), run.describe()
-        assert run.broken == []
+    pool = copy.deepcopy(run.cluster.objects(GROUP, "machineconfigpools")[0])
+    run.keep_state()
+    kinds = run.history[0].kinds
+    run.history[0].kinds = [each for each in kinds if each[0] != (GROUP, "machineconfigpools")]
+    run.change_config()
+    run.check_settled()
+    run.lose_versions()
+    starts = run.count_starts()
+    run.restore_backup()
+    run.wanted = 0
+    run.simulation.run_for(300.0)
+    assert run.count_starts() == starts
+    # A user creates it again.
+    body = {**pool, "metadata": {"name": "worker"}, "status": {}}
+    del body["spec"]["configuration"]
+    run.cluster.execute("POST", POOLS, body)
 
 
 def is_cordoned(run: Rollout, name: str) -> bool:
