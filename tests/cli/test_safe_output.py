@@ -1,7 +1,6 @@
 """Control characters from outside never reach the terminal, by no command."""
 
 import argparse
-import io
 import json
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.clusters import open_lab
+from tests.fixtures.terminal import Terminal
 from treenail.api import annotations as key
 from treenail.cli.controller.main import create_parser as create_controller_parser
 from treenail.cli.controller.main import main as controller_main
@@ -221,11 +221,6 @@ def test_annotations_of_nodes_and_pools_are_escaped(
             arguments = ["status", "--kubeconfig", str(server.admin_kubeconfig), *more]
             assert controller_main(arguments) == 0
             assert assert_escaped(capsys).count(TRACE) >= 4
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -4,16 +4,12 @@ import io
 
 import pytest
 
+from tests.fixtures.terminal import Terminal
 from treenail.cli.controller.main import create_parser as create_controller_parser
 from treenail.cli.node.main import create_parser
 from treenail.cli.terminal import VerbatimLine, print_lines, wrap_line, wrap_text
 
 IMAGE = "q.example/os@sha256:" + "0123456789abcdef" * 4
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_wrapped_line_keeps_its_indent_and_shortens_digests() -> None:

@@ -28,7 +28,7 @@ from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import QUICK_OPTIONS, ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.demo.pool import DemoBuild
-from treenail_lab.image_builds import LabRegistry, find_build_refusal
+from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.lifetime.owner import owner
 
 pytestmark = pytest.mark.integration
@@ -53,12 +53,12 @@ def lab() -> Iterator[Lab]:
         pytest.skip(f"{why}: {remedy}")
     plan = LabPlan(nodes=("worker-0",), images=(), registry_version="41.20260101")
     with owner.temporary_directory() as directory, Lab(directory, plan) as found:
-        options = (*QUICK_OPTIONS, f"--build-cache={open_registry(found).host}/{CACHE}")
+        options = (*QUICK_OPTIONS, f"--build-cache={found.registry.host}/{CACHE}")
         controllers = ControllerReplicas(found, enable=("render", "build"), arguments=options)
         controllers.create_manifests()
         create_entitlements(found)
-        pool.create_pool_without_image(found, open_registry(found).installed.pull_spec)
-        build = DemoBuild(found, open_registry(found), TEXT)
+        pool.create_pool_without_image(found, found.registry.installed.pull_spec)
+        build = DemoBuild(found, found.registry, TEXT)
         build.create_inputs()
         build.request_build()
         controllers.start_replica()
@@ -66,11 +66,6 @@ def lab() -> Iterator[Lab]:
             yield found
         finally:
             controllers.stop()
-
-
-def open_registry(lab: Lab) -> LabRegistry:
-    assert lab.registry is not None
-    return lab.registry
 
 
 def create_entitlements(lab: Lab) -> None:
@@ -135,7 +130,7 @@ def iter_contents(client: RegistryClient, repository: str) -> Iterator[bytes]:
 
 def test_build_has_entitlements_and_no_blob_or_object_contains_them(lab: Lab) -> None:
     wait_image(lab)
-    client = open_registry(lab).open_client()
+    client = lab.registry.open_client()
     try:
         for repository in (REPOSITORY, CACHE):
             contents = [*iter_contents(client, repository)]
@@ -165,7 +160,7 @@ def test_second_build_takes_instructions_from_the_cache_in_the_registry(lab: Lab
     }
     lab.client.patch(MACHINEOSCONFIGS, "worker", {"spec": {"containerFile": [content]}})
     second = wait_image(lab, before=first)
-    client = open_registry(lab).open_client()
+    client = lab.registry.open_client()
     try:
         once = [
             read_file(client, image.partition("@")[2], "usr/lib/once") for image in (first, second)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.test_built_pool import make_config, open_registry, wait_nodes
+from tests.integration.test_built_pool import make_config, wait_nodes
 from tests.waiting import wait_until
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
@@ -100,7 +100,7 @@ def count_jobs(lab: Lab) -> int:
 
 
 def test_pool_of_two_architectures_boots_a_list_that_two_jobs_built(lab: Lab) -> None:
-    registry = open_registry(lab)
+    registry = lab.registry
     base = push_base_list(registry)
     pool.create_pool_without_image(lab, base)
     lab.client.create(MACHINECONFIGS, make_config("50-files", one="first"))

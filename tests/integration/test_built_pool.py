@@ -45,11 +45,6 @@ def lab() -> Iterator[Lab]:
             controllers.stop()
 
 
-def open_registry(lab: Lab) -> LabRegistry:
-    assert lab.registry is not None
-    return lab.registry
-
-
 def make_config(name: str, **files: str) -> Json:
     """A MachineConfig with files below /etc."""
     listed = [
@@ -100,7 +95,7 @@ def inspect(registry: LabRegistry, image: str, directory: Path) -> dict[str, str
 
 
 def test_pool_boots_its_built_image_and_a_change_of_files_needs_no_job(lab: Lab) -> None:
-    registry = open_registry(lab)
+    registry = lab.registry
     pool.create_pool_without_image(lab, registry.installed.pull_spec)
     lab.client.create(MACHINECONFIGS, make_config("50-files", one="first", two="same"))
     build = DemoBuild(lab, registry, CONTAINERFILE)

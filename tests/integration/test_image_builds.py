@@ -40,11 +40,6 @@ def lab() -> Iterator[Lab]:
         yield found
 
 
-def open_registry(lab: Lab) -> LabRegistry:
-    assert lab.registry is not None
-    return lab.registry
-
-
 @pytest.mark.long
 def test_machine_of_bootc_boots_the_image_that_a_job_built_and_pushed() -> None:
     plan = LabPlan(
@@ -63,7 +58,7 @@ def test_machine_boots_the_image_that_a_job_built_and_pushed(lab: Lab) -> None:
 
 def build_and_boot(lab: Lab) -> None:
     """Build an image in a Job, and let the node boot it."""
-    registry, machine = open_registry(lab), lab.machines["worker-0"]
+    registry, machine = lab.registry, lab.machines["worker-0"]
     booted = machine.booted_deployment
     assert booted is not None
     assert booted.digest == registry.installed.digest
@@ -111,7 +106,7 @@ def push_list(registry: LabRegistry) -> str:
 
 
 def test_builds_of_one_text_have_one_digest_and_a_list_of_manifests_is_a_base(lab: Lab) -> None:
-    registry = open_registry(lab)
+    registry = lab.registry
     text = "RUN echo same > /usr/lib/same\n"
     jobs = [
         BuildJob(lab, registry, "first", text),
@@ -128,7 +123,7 @@ def test_builds_of_one_text_have_one_digest_and_a_list_of_manifests_is_a_base(la
 
 
 def test_instruction_that_fails_ends_the_job_at_once(lab: Lab) -> None:
-    job = BuildJob(lab, open_registry(lab), "bad", "RUN true\nRUN echo cause >&2; exit 3\n")
+    job = BuildJob(lab, lab.registry, "bad", "RUN true\nRUN echo cause >&2; exit 3\n")
     job.create()
     assert job.wait_end()["Failed"] == "PodFailurePolicy"
     result = job.read_results()["build"]
@@ -138,7 +133,7 @@ def test_instruction_that_fails_ends_the_job_at_once(lab: Lab) -> None:
 
 def test_run_reaches_nothing_but_the_registry(lab: Lab) -> None:
     # The shell of the image has no sockets: the names of the interfaces must do.
-    job = BuildJob(lab, open_registry(lab), "net", 'RUN test "$(ls /sys/class/net)" = lo\n')
+    job = BuildJob(lab, lab.registry, "net", 'RUN test "$(ls /sys/class/net)" = lo\n')
     job.create()
     assert "Complete" in job.wait_end(), job.read_results()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.terminal import Terminal
 from treenail.cli.node.main import main
 from treenail.cli.output import GREEN, RESET
 from treenail.cli.output_format import API_VERSION
@@ -160,11 +161,6 @@ def test_plan_exit_code_reports_disruption(
     with pytest.raises(SystemExit, match="64"):
         main(["plan", old, new, "--colour"])
     assert "Traceback" not in capsys.readouterr().err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_colours_depend_on_terminal_and_environment() -> None:

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from tests.fixtures.terminal import Terminal
 from treenail_lab.command import build_scenario, create_parser
 from treenail_lab.demo.pool import split_halt_message
 from treenail_lab.demo.rollout import (
@@ -29,13 +30,6 @@ TABLE_LINES = 8
 """Heading, target, two lines about a wait, column heads and three nodes."""
 OTHER_LINES = 4
 """The first line, an empty one, the command of the table, and the prompt."""
-
-
-class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(autouse=True)
