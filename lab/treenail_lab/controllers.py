@@ -27,7 +27,7 @@ CONTROLLER_COMMAND = (
 )
 ALL_CONTROLLERS = ("render", "rollout", "drain")
 # A user watches the demo, so the controllers report sooner than in a cluster.
-QUICK_OPTIONS = ("--settle=0.2", "--name-after=2")
+QUICK_OPTIONS = ("--settle=0.2", "--report-blockers-after=2")
 
 _STOP_TIMEOUT_S = 30.0
 

@@ -1,5 +1,6 @@
 """``treenail-controller run`` as the process of a Deployment."""
 
+import argparse
 import http.client
 import logging
 import os
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -19,12 +21,10 @@ import pytest
 from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
+from treenail.cli.controller import run
 from treenail.cli.controller.main import create_parser, main
-from treenail.cli.controller.run import (
-    CONTROLLER_BUILDERS,
-    ControllerContext,
-    ControllerProcess,
-)
+from treenail.cli.controller.run.command import ControllerProcess
+from treenail.cli.controller.run.controllers import ControllerCommand, ControllerContext
 from treenail.cli.output import EXIT_USAGE
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.workers import ControllerSettings
@@ -266,21 +266,25 @@ def test_controller_without_the_lead_writes_nothing(server: LabServer, site: Sit
     site.node("a")
     made: list[EagerController] = []
 
-    def build(context: ControllerContext) -> tuple[ControllerSettings, ...]:
+    def build(
+        context: ControllerContext, _arguments: argparse.Namespace
+    ) -> tuple[ControllerSettings, ...]:
         made.append(EagerController(context))
         return (ControllerSettings(made[0]),)
 
     options = ("--namespace", OPTIONS.namespace, "--metrics", "127.0.0.1:0")
     kubeconfig = str(account_kubeconfig(server))
     arguments = ("run", "--enable=drain", "--kubeconfig", kubeconfig, *options)
-    process = ControllerProcess(create_parser().parse_args(arguments), {"drain": build})
+    command = ControllerCommand(lambda _: None, build)
+    process = ControllerProcess(create_parser().parse_args(arguments), lambda _: command)
     assert process.run() == 0
     assert made[0].refusals == ["PATCH /api/v1/nodes/a was not sent: this process no longer leads"]
     assert not site.cordoned("a")
 
 
 def test_every_controller_has_its_permissions() -> None:
-    assert CONTROLLER_BUILDERS.keys() == CONTROLLER_VERBS.keys()
+    modules = {each.name for each in iter_modules(run.__path__)}
+    assert modules - {"command", "controllers"} == CONTROLLER_VERBS.keys()
 
 
 def test_page_needs_the_rollout_controller(server: LabServer) -> None:

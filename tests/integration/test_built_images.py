@@ -36,7 +36,9 @@ class BuiltPool:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.controllers = ControllerReplicas(
-            lab, enable=(*ALL_CONTROLLERS, "build"), arguments=("--settle=0", "--name-after=2")
+            lab,
+            enable=(*ALL_CONTROLLERS, "build"),
+            arguments=("--settle=0", "--report-blockers-after=2"),
         )
 
     @property

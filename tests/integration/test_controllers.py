@@ -36,7 +36,7 @@ from treenail_lab.workload import Workload
 pytestmark = [pytest.mark.integration]
 
 CAREFUL: dict[str, Any] = {"canary": {"nodes": 1, "soak": "1s"}, "maxFailures": 0}
-QUICK = ("--settle=0", "--name-after=2")
+QUICK = ("--settle=0", "--report-blockers-after=2")
 LIMIT_S = 60.0
 SIZE = 2_000_000
 AGENT = "[limits]\nretry_first_s = 0.1\nretry_max_s = 0.5\n"

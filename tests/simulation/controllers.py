@@ -5,21 +5,15 @@ from typing import Any
 import treenail.controllers.runtime.runtime as runtime_module
 from tests.simulation.cluster import SimCluster, SimTransport
 from tests.simulation.threads import SimProcess
-from treenail.cli.controller.run import (
-    _CALL_TIMEOUT_S,
-    _LEASE_S,
-    _RENEW_S,
-    _RETRY_S,
-    COMPONENT_NAME,
-    CONTROLLER_BUILDERS,
-    ControllerContext,
-)
-from treenail.controllers.image_build.job_builder import JobSettings
+from treenail.cli.controller.main import create_process_parser
+from treenail.cli.controller.run.command import _CALL_TIMEOUT_S, _LEASE_S, _RENEW_S, _RETRY_S
+from treenail.cli.controller.run.controllers import ControllerContext, load_command
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.lease import LateWrites, LeaderElectionConfig, LeaderElector, LeaderTransport
+from treenail.manifests.installation import NAME
 from treenail_lab.apiserver.access.authentication import ApiUser
 
 NAMESPACE = "kube-system"
@@ -72,34 +66,35 @@ class SimControllers:
         client = Client(transport)
         metrics = ControllerMetrics()
         identity = f"{self.name}-{self.starts}"
-        recorder = EventRecorder(client, COMPONENT_NAME, identity, process)
+        recorder = EventRecorder(client, NAME, identity, process)
         context = ControllerContext(
             transport=LeaderTransport(transport, lambda: self.runtime.is_leader),
             late_writes=LateWrites(client, lambda: self.runtime.is_leader),
             recorder=recorder,
             clock=process,
             metrics=metrics,
-            max_drains=50,
-            report_blockers_after_s=30.0,
-            settle_s=5.0,
-            image_annotation="desiredOSImage",
             own_node_name="",
             load_secret=lambda _: {},
             find_namespace=lambda: NAMESPACE,
-            build_jobs=JobSettings(namespace=self.build_namespace),
-            signing_key="",
-            token_namespace="treenail-ignition",
+        )
+        enabled = f"--enable={','.join(self.enabled)}"
+        arguments = create_process_parser("run").parse_args(
+            ["run", enabled, f"--build-namespace={self.build_namespace}"]
         )
         candidacy = LeaderElectionConfig(
             NAMESPACE,
-            COMPONENT_NAME,
+            NAME,
             identity,
             lease_duration_s=_LEASE_S,
             renew_deadline_s=_RENEW_S,
             retry_period_s=_RETRY_S,
         )
         self.runtime = runtime_module.ControllerRuntime(
-            [each for name in self.enabled for each in CONTROLLER_BUILDERS[name](context)],
+            [
+                each
+                for name in self.enabled
+                for each in load_command(name).build(context, arguments)
+            ],
             InformerSet(client, process),
             process,
             metrics,

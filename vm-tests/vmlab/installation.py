@@ -46,7 +46,7 @@ _ROLE = "machineconfiguration.openshift.io/role"
 _KUBELET_LOGIN = "/var/lib/kubelet/config.json"
 _LOOPBACK, _HOST_OF_GUEST = "127.0.0.1", "10.0.2.2"
 _CONTROLLERS = ("render", "rollout", "build", "install")
-_ARGUMENTS = ("--settle=0", "--name-after=2")
+_ARGUMENTS = ("--settle=0", "--report-blockers-after=2")
 _BUILD_LIMIT_S, _HANDOVER_LIMIT_S = 900.0, 300.0
 _STOP_LIMIT_S = 30.0
 _FIRST_BOOT_LIMIT_MINUTES = 60

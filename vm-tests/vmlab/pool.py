@@ -31,7 +31,7 @@ Json = dict[str, Any]
 REPOSITORY = f"{registry.LOCAL}/os/{POOL}"
 _NAMESPACE = InstallOptions().namespace
 _PUSH, _PULL = "vm-push", "vm-pull"
-_ARGUMENTS = ("--settle=0", "--name-after=2")
+_ARGUMENTS = ("--settle=0", "--report-blockers-after=2")
 _BUILD_LIMIT_S = 900.0
 _ROLLOUT_LIMIT_S = 900.0
 _FORWARD = {

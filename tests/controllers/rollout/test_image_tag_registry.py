@@ -14,7 +14,7 @@ from tests.fixtures.objects import add_pool
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.cli.controller.run import make_tag_source
+from treenail.cli.controller.run.rollout import make_tag_source
 from treenail.controllers.rollout.controller import RolloutController
 from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.reconcile import RolloutSettings

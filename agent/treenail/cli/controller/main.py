@@ -98,7 +98,7 @@ def create_process_parser(command: str) -> argument_parser.CommandParser:
     parser = argument_parser.CommandParser(prog=PROGRAM, formatter_class=terminal.HelpFormatter)
     commands = _add_commands(parser)
     if command == "run":
-        from treenail.cli.controller import run
+        from treenail.cli.controller.run import command as run
 
         run.add_command(commands)
     elif command == "install":
@@ -121,12 +121,12 @@ def create_parser() -> argument_parser.CommandParser:
         manifests,
         plan,
         rollout,
-        run,
         serve,
         token,
         trust,
     )
     from treenail.cli.controller.install import group as install_group
+    from treenail.cli.controller.run import command as run
     from treenail.cli.controller.status import command as status
 
     parser = argument_parser.CommandParser(

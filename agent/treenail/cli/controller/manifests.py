@@ -7,7 +7,8 @@ import sys
 from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli import argument_parser, terminal
-from treenail.cli.controller import connect, run, serve, serve_tokens
+from treenail.cli.controller import connect, serve, serve_tokens
+from treenail.cli.controller.run import build, controllers
 from treenail.errors import UsageError
 from treenail.manifests import ignition_server, installation, monitoring, permissions
 
@@ -52,8 +53,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         type=_parse_parts,
         default=permissions.DEFAULT_CONTROLLERS,
         metavar="NAME,...",
-        help=f"parts to install: the controllers {', '.join(run.CONTROLLERS)}, and {SERVE}, the "
-        f"server of Ignition configs (default: {','.join(permissions.DEFAULT_CONTROLLERS)})",
+        help=f"parts to install: the controllers {', '.join(controllers.CONTROLLERS)}, and "
+        f"{SERVE}, the server of Ignition configs (default: "
+        f"{','.join(permissions.DEFAULT_CONTROLLERS)})",
     )
     parser.add_argument(
         "-n",
@@ -118,7 +120,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="serve the read-only page on the loopback interface of the pods; see it with: kubectl "
         f"port-forward -n NAMESPACE deployment/{installation.NAME} {installation.WEB_PORT}",
     )
-    run.add_build_arguments(parser)
+    build.add_job_arguments(parser)
     parser.add_argument(
         "--signing-key-secret",
         metavar="NAME",
@@ -139,8 +141,8 @@ def _parse_parts(text: str) -> tuple[str, ...]:
     names = text.split(",")
     others = ",".join(name for name in names if name != SERVE)
     if SERVE not in names:
-        return run.parse_controllers(others)
-    return (*(run.parse_controllers(others) if others.strip(",") else ()), SERVE)
+        return controllers.parse_controllers(others)
+    return (*(controllers.parse_controllers(others) if others.strip(",") else ()), SERVE)
 
 
 def _check_no_server_arguments(arguments: argparse.Namespace) -> None:
@@ -178,8 +180,8 @@ def _check_install_namespaces(arguments: argparse.Namespace) -> None:
 
 def print_manifests(arguments: argparse.Namespace) -> int:
     """Print the manifests."""
-    controllers = tuple(name for name in arguments.enable if name != SERVE)
-    if arguments.monitoring and not controllers:
+    enabled = tuple(name for name in arguments.enable if name != SERVE)
+    if arguments.monitoring and not enabled:
         raise UsageError(
             "cannot use --monitoring without a controller", remedy="add one to --enable"
         )
@@ -208,12 +210,12 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
     serve_namespace: str = arguments.serve_namespace
     options = installation.InstallOptions(
-        controllers,
+        enabled,
         arguments.namespace,
         arguments.image,
         has_web_page=arguments.web,
         metrics_namespaces=readers,
-        builds=run.read_job_settings(arguments, arguments.build_namespace or ""),
+        builds=build.read_job_settings(arguments, arguments.build_namespace or ""),
         signing_key_secret=arguments.signing_key_secret or "",
         image_annotation=key.PREFIX + arguments.image_annotation,
         serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",
@@ -233,7 +235,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             *objects,
             *ignition_server.build_server_documents(options, arguments.serve_namespace, server),
         ]
-        if controllers:
+        if enabled:
             objects += ignition_server.build_settings_access(options, arguments.serve_namespace)
         objects += ignition_server.build_approval_access(options, serve_namespace)
     if arguments.monitoring:
