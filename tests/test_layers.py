@@ -35,7 +35,7 @@ ROWS = (
     {"api"},
     {"config"},
     {"update", "host", "kube", "registry", "image"},
-    {"builder"},
+    {"builder", "log_bundle"},
     {"daemon", "controllers"},
     {"provisioning"},
     {"installer"},

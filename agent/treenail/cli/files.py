@@ -10,7 +10,7 @@ from typing import BinaryIO
 from treenail import errors
 from treenail.api import documents, machineconfig
 
-STDIN = "-"
+STDIN = STDOUT = "-"
 DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
 _MIB = 1024 * 1024
 _MAX_BYTES = 128 * _MIB
@@ -104,6 +104,21 @@ def create_private_file(path: str) -> Iterator[BinaryIO]:
             reason = f"cannot write {Path(path).absolute()}: {error.strerror}"
             raise errors.FileError(reason) from error
         raise
+
+
+@contextmanager
+def open_private_output(path: str) -> Iterator[BinaryIO]:
+    """Create a file as above, or open the standard output, unless it is a terminal."""
+    if path != STDOUT:
+        with create_private_file(path) as stream:
+            yield stream
+        return
+    if sys.stdout.isatty():
+        raise errors.FileError(
+            "cannot write an archive to a terminal", remedy="name a file with -o FILE"
+        )
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
 
 
 def _make_error(name: str, error: OSError | ValueError) -> errors.UsageError:

@@ -1,20 +1,24 @@
 """``treenail collect`` puts everything into one file, but no secret."""
 
 import gzip
+import io
 import json
+import os
 import stat
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.clock import FakeClock
 from tests.fixtures.files import read_parts, write_programs
-from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, Bundle, collect_parts
+from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, collect_parts
 from treenail.cli.node.main import main
-from treenail.errors import FileError
+from treenail.cli.output import EXIT_FAILED
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.system.state_file import Ledger
+from treenail.log_bundle import LogBundle
 from treenail.update.state.ledger_record import (
     LedgerRecord,
     PastUpdate,
@@ -64,6 +68,11 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+def open_bundle() -> tuple[LogBundle, io.BytesIO]:
+    stream = io.BytesIO()
+    return LogBundle(stream, name="here", now=NOW, max_part_bytes=MAX_PART_BYTES), stream
+
+
 @pytest.mark.process
 def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
     environ = write_programs(
@@ -72,7 +81,7 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
         systemctl="echo a.service loaded failed failed",
         bootc=f'echo \'{{"status": {{"booted": null}}, "token": "{CANARY}"}}\'',
     )
-    bundle = Bundle(name="here", now=NOW)
+    bundle, stream = open_bundle()
     collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
     # Whether a system bus answers is this machine's affair.
     assert set(bundle.part_names) - {"deployments.json"} == {
@@ -91,10 +100,9 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
         *(f"journal/{unit}" for unit in JOURNAL_UNITS),
     }
     assert set(bundle.missing) - {"deployments.json"} == {"node.json", "plan.json", "drift.json"}
-    bundle.write_archive(str(tmp_path / "x.tar.gz"))
-    packed = (tmp_path / "x.tar.gz").read_bytes()
-    assert CANARY.encode() not in gzip.decompress(packed)
-    found = read_parts(packed)
+    bundle.close()
+    assert CANARY.encode() not in gzip.decompress(stream.getvalue())
+    found = read_parts(stream.getvalue())
     assert json.loads(found["index.json"])["missing"] == bundle.missing
     assert found["kernel-arguments"] == b"quiet\nrd.password=<withheld>\nroot=UUID=1"
     assert found["failed-units"] == b"a.service loaded failed failed\n"
@@ -105,21 +113,29 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
 
 
 def test_archive_file_is_private_and_replaces_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "x.tar.gz"
-    Bundle(name="here", now=NOW).write_archive(str(path))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(FileError, match="the file exists"):
-        Bundle(name="here", now=NOW).write_archive(str(path))
+    path = str(tmp_path / "x.tar.gz")
+    assert main(["collect", "--root", str(tmp_path), "-o", path]) == 0
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert main(["collect", "--root", str(tmp_path), "-o", path]) == EXIT_FAILED
 
 
-def test_bundle_part_too_long_keeps_its_end(tmp_path: Path) -> None:
-    bundle = Bundle(name="here", now=NOW)
+def test_archive_is_not_written_to_a_terminal(tmp_path: Path) -> None:
+    terminal, other = os.openpty()
+    with os.fdopen(terminal), os.fdopen(other, "w") as stdout, redirect_stdout(stdout):
+        assert main(["collect", "--root", str(tmp_path), "-o", "-"]) == EXIT_FAILED
+
+
+def test_bundle_part_too_long_keeps_its_end() -> None:
+    bundle, stream = open_bundle()
     bundle.add_lines("long", lambda: "\n".join(f"line {number:0100}" for number in range(30_000)))
-    bundle.write_archive(str(tmp_path / "x.tar.gz"))
-    kept = read_parts((tmp_path / "x.tar.gz").read_bytes())["long"]
+    bundle.close()
+    found = read_parts(stream.getvalue())
+    kept = found["long"]
     assert len(kept) < MAX_PART_BYTES + 100
     assert kept.startswith("… truncated at the start\nline ".encode())
     assert kept.endswith(b"029999")
+    truncated = {"long": "at least 1082847 bytes left out at the start"}
+    assert json.loads(found["index.json"])["truncated"] == truncated
 
 
 @pytest.mark.process
@@ -128,10 +144,10 @@ def test_collect_journal_too_long_requests_fewer_lines(root: Path, tmp_path: Pat
         tmp_path / "bin",
         journalctl='case "$*" in *"--lines 250"*) echo few;; *) yes | head -c 2000000;; esac',
     )
-    bundle = Bundle(name="here", now=NOW)
+    bundle, stream = open_bundle()
     collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
-    bundle.write_archive(str(tmp_path / "x.tar.gz"))
-    found = read_parts((tmp_path / "x.tar.gz").read_bytes())
+    bundle.close()
+    found = read_parts(stream.getvalue())
     assert found["journal/treenail.service"] == b"few\n"
 
 

@@ -23,9 +23,9 @@ from treenail.clocks import SystemClock
 from treenail.config.node_paths import WITHHELD
 from treenail.config.redact import format_redacted_ends
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.log_bundle.archive import INDEX_NAME, LogBundle
 from treenail.installer.log_bundle.cluster_parts import parse_node_address
-from treenail.installer.log_bundle.gather import GatherSettings, gather_bundle
+from treenail.installer.log_bundle.gather import INDEX_NAME, GatherSettings, gather_bundle
+from treenail.log_bundle import LogBundle
 from treenail.process import ProgramRunner
 
 PRIVATE_KEY = "-----BEGIN PRIVATE KEY-----\n" + "c2VjcmV0\n" * 40 + "-----END PRIVATE KEY-----\n"
@@ -37,7 +37,7 @@ def gather(
     """Gather; return the archive and the hosts that sent nothing."""
     stream = io.BytesIO()
     clock = SystemClock()
-    bundle = LogBundle(stream, name="log-bundle-1", now=NOW)
+    bundle = LogBundle(stream, name="log-bundle-1", now=NOW, index_name=INDEX_NAME)
     settings = GatherSettings(tuple(map(parse_node_address, nodes)), node_timeout_s)
     silent = gather_bundle(
         bundle, InstallDirectory(root), settings, ProgramRunner(clock, environ), clock
@@ -180,7 +180,7 @@ def test_tail_that_begins_inside_a_private_key_withholds_it() -> None:
 
 def test_bundle_at_its_limit_leaves_out_parts_and_names_them() -> None:
     stream = io.BytesIO()
-    bundle = LogBundle(stream, name="x", now=NOW, max_bytes=10_000_000)
+    bundle = LogBundle(stream, name="x", now=NOW, index_name=INDEX_NAME, max_bytes=10_000_000)
     bundle.add_part("first", lambda: os.urandom(1_000_000))
     bundle.add_part("second", lambda: os.urandom(1_000_000))
     bundle.add_part("zeros", lambda: b"\0" * 3_000_000)

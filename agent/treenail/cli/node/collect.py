@@ -4,97 +4,28 @@ It is a compressed tar archive; every part passes the redaction.
 """
 
 import argparse
-import io
-import json
 import platform
-import shutil
 import socket
-import stat
 import sys
-import tarfile
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__, clocks, codec, errors, process
+from treenail import __version__, clocks, codec, errors, log_bundle, process
 from treenail.api.decode import Fields
-from treenail.cli import output_format, terminal
-from treenail.cli.files import create_private_file
+from treenail.cli import files, output_format, terminal
 from treenail.cli.node import local_machine, own_node, plan, status
-from treenail.config import redact
 from treenail.daemon.agent_settings import SETTINGS_FILE
 from treenail.daemon.configuration import mcd_state
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
+from treenail.log_bundle import LogBundle
 from treenail.update.steps.inventory import OWNERSHIP_FILE
 
-STDOUT = "-"
 MAX_PART_BYTES = 2 * 1024 * 1024
 """Size limit of a part; a longer part keeps its end, which has the latest records."""
-
-
-class Bundle:
-    """Parts in memory, at most 2 MiB each, and the causes of missing parts."""
-
-    def __init__(self, *, name: str, now: float) -> None:
-        self._name = name
-        self._now = now
-        self._parts: dict[str, bytes] = {}
-        self._missing: dict[str, str] = {}
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Cause of each missing part, by its name."""
-        return dict(self._missing)
-
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Names of the parts."""
-        return tuple(self._parts)
-
-    def add_document(self, name: str, read: Callable[[], object]) -> None:
-        """Add a JSON document."""
-        self._add_part(name, lambda: redact.format_redacted_document(read()))
-
-    def add_text(self, name: str, read: Callable[[], str]) -> None:
-        """Add a text; redact also secrets that span several lines."""
-        self._add_part(name, lambda: redact.format_redacted_text(read()))
-
-    def add_lines(self, name: str, read: Callable[[], str]) -> None:
-        """Add independent lines, such as journal records; redact line by line."""
-        self._add_part(name, lambda: redact.format_redacted_lines(read()))
-
-    def write_archive(self, path: str) -> None:
-        """Write the archive with mode 0600; raise `FileError` if the file exists."""
-        archive = self._pack_archive()
-        if path == STDOUT:
-            sys.stdout.buffer.write(archive)
-            sys.stdout.buffer.flush()
-            return
-        with create_private_file(path) as file:
-            file.write(archive)
-
-    def _add_part(self, name: str, read: Callable[[], bytes]) -> None:
-        try:
-            content = read()
-        except (errors.TreenailError, ValueError, RecursionError, OSError) as error:
-            self._missing[name] = redact.redact_line(str(error) or type(error).__name__)
-            return
-        self._parts[name] = redact.truncate_start(content, MAX_PART_BYTES)
-
-    def _pack_archive(self) -> bytes:
-        index = {"parts": sorted(self._parts), "missing": self._missing}
-        listed = {"index.json": json.dumps(index, indent=1).encode() + b"\n", **self._parts}
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            for name, content in listed.items():
-                entry = tarfile.TarInfo(f"{self._name}/{name}")
-                entry.size, entry.mtime, entry.mode = len(content), int(self._now), 0o600
-                tar.addfile(entry, io.BytesIO(content))
-        return packed.getvalue()
 
 
 Json = dict[str, object]
@@ -120,11 +51,12 @@ def main(arguments: argparse.Namespace) -> int:
     moment = clocks.format_rfc3339(clock.now()).replace(":", "")
     name = f"treenail-{socket.gethostname()}-{moment}"
     path = arguments.output or f"{name}.tar.gz"
-    bundle = Bundle(name=name, now=clock.now())
-    collect_parts(bundle, machine, arguments.config)
-    bundle.write_archive(path)
+    with files.open_private_output(path) as archive:
+        bundle = LogBundle(archive, name=name, now=clock.now(), max_part_bytes=MAX_PART_BYTES)
+        collect_parts(bundle, machine, arguments.config)
+        bundle.close()
     # With -o - the archive is on the standard output.
-    stream = sys.stderr if path == STDOUT else sys.stdout
+    stream = sys.stderr if path == files.STDOUT else sys.stdout
     if arguments.json:
         document = output_format.build_document(
             "Collection",
@@ -136,28 +68,21 @@ def main(arguments: argparse.Namespace) -> int:
             file=stream,
         )
         return 0
-    count = len(bundle.part_names)
-    terminal.print_lines(
-        [
-            *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
-            f"{path}: {count} parts, secrets withheld; read it before you share it",
-        ],
-        stream,
-    )
+    terminal.print_lines(list(bundle.format_report(path)), stream)
     return 0
 
 
-def collect_parts(bundle: Bundle, machine: Machine, config: str | None) -> None:
+def collect_parts(bundle: LogBundle, machine: Machine, config: str | None) -> None:
     """Add every part to the bundle, which records the cause of a missing one."""
-    root, files, programs, clock = machine.root, machine.files, machine.programs, machine.clock
+    root, host_files, programs, clock = machine.root, machine.files, machine.programs, machine.clock
     # Without a count of soft reboots, which would need the bus.
     kernel = HostKernel(root)
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
     bundle.add_document("boot.json", partial(_read_boot, kernel))
     bundle.add_document("status.json", partial(status.collect_status, machine, config))
-    bundle.add_document("live.json", partial(_read_document, files, local_machine.STATUS_PATH))
-    bundle.add_document("ledger.json", partial(_read_document, files, state_file.LEDGER_PATH))
-    bundle.add_document("managed.json", partial(_read_document, files, OWNERSHIP_FILE))
+    bundle.add_document("live.json", partial(_read_document, host_files, local_machine.STATUS_PATH))
+    bundle.add_document("ledger.json", partial(_read_document, host_files, state_file.LEDGER_PATH))
+    bundle.add_document("managed.json", partial(_read_document, host_files, OWNERSHIP_FILE))
     bundle.add_text("settings.toml", partial(_read_settings, root, config))
     bundle.add_lines("kernel-arguments", lambda: "\n".join(kernel.read_command_line()))
     bundle.add_document("disks.json", partial(_measure_disks, root))
@@ -193,8 +118,8 @@ def _read_boot(kernel: HostKernel) -> Json:
     }
 
 
-def _read_document(files: atomic_files.HostFiles, path: str) -> object:
-    content = files.read_file(path)
+def _read_document(host_files: atomic_files.HostFiles, path: str) -> object:
+    content = host_files.read_file(path)
     if content is None:
         raise errors.FileError(f"{path} does not exist")
     return codec.parse_json(content)
@@ -209,13 +134,7 @@ def _read_settings(root: root_directory.Root, config: str | None) -> str:
 
 
 def _measure_disks(root: root_directory.Root) -> Json:
-    disks: Json = {}
-    for name in _MOUNT_PATHS:
-        path = root.resolve_path(name)
-        if path.is_dir():
-            usage = shutil.disk_usage(path)
-            disks[name] = {"bytes": usage.total, "free": usage.free}
-    return disks
+    return log_bundle.measure_disks({name: root.resolve_path(name) for name in _MOUNT_PATHS})
 
 
 def _list_files(root: root_directory.Root) -> list[Json]:
@@ -225,16 +144,8 @@ def _list_files(root: root_directory.Root) -> list[Json]:
         for path in sorted(root.resolve_path(folder).rglob("*")):
             if len(entries) == _MAX_FILES_LISTED:
                 return [*entries, {"path": "more files not listed"}]
-            status = path.lstat()
-            entries.append(
-                {
-                    "path": f"/{path.relative_to(root.prefix)}",
-                    "mode": stat.filemode(status.st_mode),
-                    "owner": f"{status.st_uid}:{status.st_gid}",
-                    "bytes": status.st_size,
-                    "changed": clocks.format_rfc3339(status.st_mtime),
-                }
-            )
+            name = f"/{path.relative_to(root.prefix)}"
+            entries.append(log_bundle.describe_file(name, path.lstat()))
     return entries
 
 

@@ -7,7 +7,6 @@ are found in the storage of a registry and in OCI directories.
 import os
 import platform
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,11 +14,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__, clocks, errors, process
+from treenail import __version__, clocks, errors, log_bundle, process
 from treenail.api.decode import load_json
 from treenail.config import redact
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.log_bundle import archive
+from treenail.installer.log_bundle import object_secrets
+from treenail.log_bundle import LogBundle
 
 PREFIX = "bootstrap/treenail"
 JOURNAL_UNITS = ("treenail-bootstrap.service",)
@@ -37,7 +37,7 @@ _DOCUMENT_SUFFIXES = frozenset({".json", ".yaml", ".yml"})
 
 
 def add_bootstrap_parts(
-    bundle: archive.LogBundle,
+    bundle: LogBundle,
     directory: InstallDirectory,
     programs: process.ProgramRunner,
     clock: clocks.Clock,
@@ -48,8 +48,7 @@ def add_bootstrap_parts(
     _add_logs(bundle, directory.logs)
     bundle.add_document(f"{PREFIX}/host.json", partial(_describe_host, directory, programs, clock))
     for unit in JOURNAL_UNITS:
-        read = partial(_read_journal, programs, unit)
-        bundle.add_part(f"{PREFIX}/journal/{unit}", read)
+        bundle.add_lines(f"{PREFIX}/journal/{unit}", partial(_read_journal, programs, unit))
     bundle.add_document(f"{PREFIX}/files.json", partial(describe_files, directory.root))
     for folder in (directory.manifests, directory.machine_pools, directory.controller_config):
         _add_objects(bundle, folder, folder.name)
@@ -59,7 +58,7 @@ def add_bootstrap_parts(
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
 
 
-def _add_logs(bundle: archive.LogBundle, folder: Path) -> None:
+def _add_logs(bundle: LogBundle, folder: Path) -> None:
     """Add logs of builds, registry and config server; the last attempts of builds first."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{folder.name}", f"{folder} does not exist")
@@ -78,14 +77,14 @@ def _order_log(path: Path) -> tuple[float, str]:
         return 0.0, str(path)
 
 
-def _read_log(bundle: archive.LogBundle, name: str, path: Path) -> bytes:
+def _read_log(bundle: LogBundle, name: str, path: Path) -> bytes:
     content, omitted = read_log(path)
     if omitted:
         bundle.note_truncated(name, f"{omitted} bytes left out in the middle")
     return content
 
 
-def _add_objects(bundle: archive.LogBundle, folder: Path, name: str) -> None:
+def _add_objects(bundle: LogBundle, folder: Path, name: str) -> None:
     """Add files with Kubernetes objects."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{name}", f"{folder} does not exist")
@@ -97,10 +96,10 @@ def _add_objects(bundle: archive.LogBundle, folder: Path, name: str) -> None:
 
 
 def _format_manifest(path: Path) -> bytes:
-    return archive.format_objects(read_document(path), where=path.name)
+    return object_secrets.format_objects(read_document(path), where=path.name)
 
 
-def _add_document(bundle: archive.LogBundle, path: Path, name: str) -> None:
+def _add_document(bundle: LogBundle, path: Path, name: str) -> None:
     bundle.add_part(name, partial(_format_document, path))
 
 
@@ -108,12 +107,14 @@ def _format_document(path: Path) -> bytes:
     """Format one of our own documents; a half-written one as text."""
     content = read_document(path)
     try:
-        return redact.format_redacted_document(archive.withhold_document(content, where=path.name))
+        return redact.format_redacted_document(
+            object_secrets.withhold_document(content, where=path.name)
+        )
     except errors.ConfigError:
         return redact.format_redacted_text(content.decode("utf-8", "replace"))
 
 
-def _add_images(bundle: archive.LogBundle, folder: Path) -> None:
+def _add_images(bundle: LogBundle, folder: Path) -> None:
     """Add manifests and configs of the images in a registry's storage and in OCI directories."""
     for name, path in read_image_documents(folder):
         _add_document(bundle, path, f"{PREFIX}/{folder.name}/{name}")
@@ -123,6 +124,7 @@ def _describe_host(
     directory: InstallDirectory, programs: process.ProgramRunner, clock: clocks.Clock
 ) -> dict[str, object]:
     system = os.uname()
+    folders = (directory.root, Path(tempfile.gettempdir()))
     return {
         "treenail": __version__,
         "python": platform.python_version(),
@@ -130,20 +132,11 @@ def _describe_host(
         "machine": system.machine,
         "processors": os.cpu_count(),
         "collectedAt": clocks.format_rfc3339(clock.now()),
-        "disks": _measure_disks(directory.root),
+        "disks": log_bundle.measure_disks({str(folder): folder for folder in folders}),
         "programs": {
             name: _read_version(programs, argv) for name, argv in _VERSION_COMMANDS.items()
         },
     }
-
-
-def _measure_disks(root: Path) -> dict[str, object]:
-    disks: dict[str, object] = {}
-    for path in (root, Path(tempfile.gettempdir())):
-        if path.is_dir():
-            usage = shutil.disk_usage(path)
-            disks[str(path)] = {"bytes": usage.total, "free": usage.free}
-    return disks
 
 
 def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str:
@@ -154,11 +147,11 @@ def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str
     return output.decode("utf-8", "replace").partition("\n")[0]
 
 
-def _read_journal(programs: process.ProgramRunner, unit: str) -> bytes:
+def _read_journal(programs: process.ProgramRunner, unit: str) -> str:
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--lines", str(_JOURNAL_LINES), "--unit", unit]
     output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * 1024 * 1024)
-    return redact.format_redacted_lines(output.decode("utf-8", "replace"))
+    return output.decode("utf-8", "replace")
 
 
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
@@ -176,17 +169,10 @@ def list_files(folder: Path) -> list[Path]:
 
 def describe_files(folder: Path) -> list[dict[str, object]]:
     """List names, modes, owners, sizes and times of all entries below a folder, no contents."""
-    files: list[dict[str, object]] = []
-    for path, status in _walk_folder(folder):
-        files.append(
-            {
-                "path": str(path.relative_to(folder)),
-                "mode": stat.filemode(status.st_mode),
-                "owner": f"{status.st_uid}:{status.st_gid}",
-                "bytes": status.st_size,
-                "changed": clocks.format_rfc3339(status.st_mtime),
-            }
-        )
+    files = [
+        log_bundle.describe_file(str(path.relative_to(folder)), status)
+        for path, status in _walk_folder(folder)
+    ]
     return sorted(files, key=lambda file: str(file["path"]))
 
 

@@ -19,8 +19,9 @@ from treenail import errors, process
 from treenail.api import decode
 from treenail.config import redact
 from treenail.controllers.handover.handover_objects import parse_objects
-from treenail.installer.log_bundle.archive import LogBundle, format_objects
+from treenail.installer.log_bundle.object_secrets import format_objects
 from treenail.kube import api_client, resources
+from treenail.log_bundle import LogBundle
 
 PREFIX = "cluster/treenail"
 _RESOURCES = (

@@ -12,7 +12,10 @@ from pathlib import Path, PurePosixPath
 from treenail import clocks, errors, process
 from treenail.api import decode
 from treenail.installer.directory.install_files import InstallDirectory
-from treenail.installer.log_bundle import archive, bootstrap_parts, cluster_parts
+from treenail.installer.log_bundle import bootstrap_parts, cluster_parts, object_secrets
+from treenail.log_bundle import LogBundle
+
+INDEX_NAME = f"{bootstrap_parts.PREFIX}/index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class GatherSettings:
 
 
 def gather_bundle(
-    bundle: archive.LogBundle,
+    bundle: LogBundle,
     directory: InstallDirectory,
     settings: GatherSettings,
     programs: process.ProgramRunner,
@@ -52,7 +55,9 @@ def gather_bundle(
 def _read_document(path: Path) -> object:
     """Return a document without secrets; None if it cannot be read."""
     try:
-        return archive.withhold_document(bootstrap_parts.read_document(path), where=path.name)
+        return object_secrets.withhold_document(
+            bootstrap_parts.read_document(path), where=path.name
+        )
     except errors.TreenailError:
         return None
 

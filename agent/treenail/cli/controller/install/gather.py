@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from treenail import clocks, errors, process
 from treenail.cli import argument_parser, files, output, terminal
 from treenail.cli.controller.connect import create_transport
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.installer.directory import install_files
-from treenail.installer.log_bundle import archive, cluster_parts, gather
+from treenail.installer.log_bundle import cluster_parts, gather
 from treenail.kube.api_client import Client
-
-_STDOUT = "-"
+from treenail.log_bundle import LogBundle
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -84,15 +82,11 @@ def run_gather(arguments: argparse.Namespace) -> int:
     name = f"log-bundle-{moment}"
     path = arguments.output or f"{name}.tar.gz"
     programs = process.ProgramRunner(clock, os.environ)
-    with _open_output(path) as stream:
-        bundle = archive.LogBundle(stream, name=name, now=clock.now())
+    with files.open_private_output(path) as archive:
+        bundle = LogBundle(archive, name=name, now=clock.now(), index_name=gather.INDEX_NAME)
         silent = gather.gather_bundle(bundle, directory, settings, programs, clock)
-    lines = [
-        *(f"missing {part}: {why}" for part, why in bundle.missing.items()),
-        *(f"truncated {part}: {what}" for part, what in bundle.truncated.items()),
-        f"{path}: {len(bundle.part_names)} parts, secrets withheld; read it before you share it",
-    ]
-    terminal.print_lines(lines, sys.stderr if path == _STDOUT else sys.stdout)
+    stream = sys.stderr if path == files.STDOUT else sys.stdout
+    terminal.print_lines(list(bundle.format_report(path)), stream)
     return output.EXIT_FAILED if silent else 0
 
 
@@ -109,17 +103,3 @@ def _find_cluster(
 def _open_cluster(kubeconfig: Path) -> Iterator[Client]:
     with closing(create_transport([str(kubeconfig)], "", clocks.SystemClock())) as transport:
         yield Client(transport)
-
-
-@contextmanager
-def _open_output(path: str) -> Iterator[BinaryIO]:
-    if path != _STDOUT:
-        with files.create_private_file(path) as stream:
-            yield stream
-        return
-    if sys.stdout.isatty():
-        raise errors.FileError(
-            "cannot write the bundle to a terminal", remedy="name a file with -o FILE"
-        )
-    yield sys.stdout.buffer
-    sys.stdout.buffer.flush()

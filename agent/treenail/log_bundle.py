@@ -1,23 +1,25 @@
-"""Archive of a log bundle: a compressed tar file whose size is bounded while it is written.
+"""Compressed tar archive for a bug report: its size is bounded, and secrets are withheld.
 
-Secrets of Kubernetes objects are withheld, so that users may share the archive.
+``treenail collect`` writes one about a node, ``treenail-controller install gather`` about an
+installation.
 """
 
 import io
 import json
+import os
+import shutil
+import stat
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
-from treenail import errors
-from treenail.api import decode, documents
-from treenail.config import node_paths, redact
-from treenail.config.ignition.withhold import withhold_secrets
+from treenail import clocks, errors
+from treenail.config import redact
 
 MAX_ARCHIVE_BYTES = 200_000_000
 """Size limit of the archive."""
-INDEX_NAME = "bootstrap/treenail/index.json"
 _MAX_PARTS = 20_000
 # Space for the index, for headers of tar and for what the compression has not written yet.
 _RESERVE_BYTES = 8 * 1024 * 1024
@@ -27,16 +29,26 @@ _HEADER_BYTES = 1024
 class LogBundle:
     """Writes parts to a stream one after the other, the index last.
 
-    Add the most important parts first: a part that would exceed the size limit is left out, and the
-    index names it with the cause.
+    Add the most important parts first: a part that would exceed the size limit is left out. The
+    index names missing and truncated parts with the cause.
     """
 
     def __init__(
-        self, stream: BinaryIO, *, name: str, now: float, max_bytes: int = MAX_ARCHIVE_BYTES
+        self,
+        stream: BinaryIO,
+        *,
+        name: str,
+        now: float,
+        index_name: str = "index.json",
+        max_bytes: int = MAX_ARCHIVE_BYTES,
+        max_part_bytes: int = MAX_ARCHIVE_BYTES,
     ) -> None:
+        """``name`` is the directory in the archive; a longer part keeps its last whole lines."""
         self._name = name
         self._now = now
+        self._index_name = index_name
         self._max_bytes = max_bytes
+        self._max_part_bytes = max_part_bytes
         self._stream = _CountingStream(stream)
         self._tar = tarfile.open(fileobj=self._stream, mode="w:gz")  # noqa: SIM115  see close
         self._parts: list[str] = []
@@ -63,8 +75,12 @@ class LogBundle:
         self.add_part(name, lambda: redact.format_redacted_document(read()))
 
     def add_text(self, name: str, read: Callable[[], str]) -> None:
-        """Add a text without its secrets."""
+        """Add a text without its secrets, also those that span several lines."""
         self.add_part(name, lambda: redact.format_redacted_text(read()))
+
+    def add_lines(self, name: str, read: Callable[[], str]) -> None:
+        """Add independent lines, such as journal records; redact line by line."""
+        self.add_part(name, lambda: redact.format_redacted_lines(read()))
 
     def add_part(self, name: str, read: Callable[[], bytes]) -> None:
         """Add bytes that passed the redaction; record the cause if they cannot be read."""
@@ -73,6 +89,9 @@ class LogBundle:
         except (errors.TreenailError, ValueError, RecursionError, OSError) as error:
             self.note_missing(name, str(error) or type(error).__name__)
             return
+        if (omitted := len(content) - self._max_part_bytes) > 0:
+            content = redact.truncate_start(content, self._max_part_bytes)
+            self.note_truncated(name, f"at least {omitted} bytes left out at the start")
         if len(self._parts) >= _MAX_PARTS:
             self.note_missing(name, f"the bundle has {_MAX_PARTS} parts, which is the limit")
         elif self._has_space(content):
@@ -98,8 +117,15 @@ class LogBundle:
             "missing": self._missing,
             "truncated": self._truncated,
         }
-        self._write_entry(INDEX_NAME, json.dumps(index, indent=1).encode() + b"\n")
+        self._write_entry(self._index_name, json.dumps(index, indent=1).encode() + b"\n")
         self._tar.close()
+
+    def format_report(self, path: str) -> Iterator[str]:
+        """Yield the lines for the user about the archive at ``path``, what it lacks first."""
+        yield from (f"missing {part}: {why}" for part, why in self._missing.items())
+        yield from (f"truncated {part}: {what}" for part, what in self._truncated.items())
+        count = len(self._parts)
+        yield f"{path}: {count} parts, secrets withheld; read it before you share it"
 
     def _has_space(self, content: bytes) -> bool:
         left = self._max_bytes - _RESERVE_BYTES - self._stream.count - _HEADER_BYTES
@@ -128,80 +154,18 @@ class _CountingStream(io.RawIOBase):
         return True
 
 
-# Annotation of `kubectl apply`; has the whole object, with its secrets.
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_SECRET_FIELDS = ("data", "stringData")
-_REFERENCE_FIELDS = frozenset({"name", "namespace"})
-
-
-def format_objects(content: bytes, *, where: str) -> bytes:
-    """Format the objects of a YAML or JSON file without secrets, as YAML.
-
-    Raises `ConfigError` if the file cannot be parsed: a Secret in it cannot be recognized then.
-    """
-    objects = [
-        withhold_object(document) for document in documents.load_documents(content, where=where)
-    ]
-    return "---\n".join(map(documents.dump_document, objects)).encode("utf-8", "replace")
-
-
-def withhold_document(content: bytes, *, where: str) -> object:
-    """Parse a JSON document, and withhold its secrets; raise `ConfigError`."""
-    document = decode.load_json(content, where=where)
-    return withhold_object(document) if isinstance(document, dict) else redact.redact_json(document)
-
-
-def withhold_object(document: decode.Json) -> decode.Json:
-    """Return the object without Secrets' values, contents of secret files, and known secrets."""
-    withheld = _withhold_value(document)
-    restored = _restore_references(withheld, redact.redact_json(withheld))
-    return restored if isinstance(restored, dict) else {}
-
-
-def _withhold_value(value: object) -> object:
-    if isinstance(value, list):
-        return [_withhold_value(element) for element in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {
-        name: _withhold_value(member) for name, member in value.items() if name != _LAST_APPLIED
+def describe_file(name: str, status: os.stat_result) -> dict[str, object]:
+    """Describe a file without its contents."""
+    return {
+        "path": name,
+        "mode": stat.filemode(status.st_mode),
+        "owner": f"{status.st_uid}:{status.st_gid}",
+        "bytes": status.st_size,
+        "changed": clocks.format_rfc3339(status.st_mtime),
     }
-    if value.get("kind") == "Secret":
-        kept |= {name: _withhold_fields(value[name]) for name in _SECRET_FIELDS if name in value}
-    if isinstance(value.get("ignition"), dict):
-        return _withhold_ignition(kept)
-    return kept
 
 
-def _withhold_fields(fields: object) -> object:
-    """Withhold all values; the names say what the Secret has."""
-    return (
-        dict.fromkeys(fields, node_paths.WITHHELD)
-        if isinstance(fields, dict)
-        else node_paths.WITHHELD
-    )
-
-
-def _withhold_ignition(config: decode.Json) -> object:
-    try:
-        return withhold_secrets(config)
-    except errors.ConfigError:
-        return node_paths.WITHHELD
-
-
-def _restore_references(original: object, redacted: object) -> object:
-    """Show names of Secrets again: the key `renderedImagePushSecret` names a reference."""
-    if redacted == node_paths.WITHHELD and _is_reference(original):
-        return original
-    if isinstance(original, dict) and isinstance(redacted, dict):
-        return {
-            name: _restore_references(original[name], member) if name in original else member
-            for name, member in redacted.items()
-        }
-    if isinstance(original, list) and isinstance(redacted, list):
-        return list(map(_restore_references, original, redacted))
-    return redacted
-
-
-def _is_reference(value: object) -> bool:
-    return isinstance(value, dict) and "name" in value and value.keys() <= _REFERENCE_FIELDS
+def measure_disks(folders: Mapping[str, Path]) -> dict[str, object]:
+    """Return size and free space of the file systems of folders, by name, in bytes."""
+    usages = {name: shutil.disk_usage(path) for name, path in folders.items() if path.is_dir()}
+    return {name: {"bytes": usage.total, "free": usage.free} for name, usage in usages.items()}
