@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from treenail.controllers.pools.image_tags import TagAnswer
+from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.errors import TreenailError
-from treenail.image.build_result import BuildReason
+from treenail.image.build_result import AttemptFailure, BuildReason
 
 
 @dataclass
@@ -23,15 +23,15 @@ class FakeTagSource:
     now: float = 0.0
     asked: list[tuple[str, frozenset[str], str]] = field(default_factory=list)
 
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
+    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> ImageAnswer:
         self.asked.append((image, architectures, secret))
         if self.failure is not None:
-            return TagAnswer(self.now, reason=self.failure, message="the registry failed")
+            return ImageAnswer(self.now, AttemptFailure(self.failure, "the registry failed"))
         found = self.images.get(image)
         if found is None or not architectures <= self.architectures:
-            reason = BuildReason.BASE_NOT_FOUND
-            return TagAnswer(self.now, reason=reason, message=f"{image} does not exist")
-        return TagAnswer(self.now, found)
+            failure = AttemptFailure(BuildReason.BASE_NOT_FOUND, f"{image} does not exist")
+            return ImageAnswer(self.now, failure)
+        return ImageAnswer(self.now, pull_spec=found)
 
     def compute_access_version(self, secret: str) -> str:
         if self.access_error is not None:

@@ -295,3 +295,17 @@ def _read_seconds(fields: decode.Fields) -> dict[str, float]:
             raise fields.make_error(name, "a number of seconds")
         phases[name[:_MAX_NAME]] = seconds
     return phases
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailure:
+    """Why one attempt of a build failed."""
+
+    reason: BuildReason
+    message: str
+    line: int = 0
+    """Line of the user's Containerfile, from 1; 0 for none."""
+    log: str = ""
+    """The last output of the instruction, without credentials."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Duration of each phase."""

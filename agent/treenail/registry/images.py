@@ -54,6 +54,21 @@ def resolve_image(
     return _read_image(client, repository, index_digest, manifest, architecture)
 
 
+def resolve_digest(
+    client: RegistryClient, repository: str, reference: str, architectures: Iterable[str]
+) -> str:
+    """Return the digest of an image, or of its list of manifests, that has each architecture.
+
+    Raises `NotFound` if it lacks one.
+    """
+    digest = reference
+    for architecture in sorted(architectures):
+        # The second by digest: the tag may move between two requests.
+        image = resolve_image(client, repository, digest, architecture)
+        digest = image.index_digest or image.digest
+    return digest
+
+
 def has_complete_image(
     client: RegistryClient, repository: str, digest: str, *, is_instance: bool = False
 ) -> bool:

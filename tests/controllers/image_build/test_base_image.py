@@ -9,28 +9,24 @@ from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import parse_rfc3339
 from treenail.controllers.image_build.base_image import (
-    BaseDecision,
-    BaseFacts,
     decide_base,
     make_base_facts,
     parse_schedule,
 )
-from treenail.controllers.image_build.build_facts import (
-    Answer,
-    AttemptFailure,
-    BuildProblem,
-    Question,
-    ResolveBase,
-)
 from treenail.controllers.pools.image_tags import (
     CHECK_INTERVAL_S,
+    ImageAnswer,
+    ImageProblem,
+    TagDecision,
+    TagFacts,
+    TagQuestion,
     TagRecord,
     decode_base_record,
     encode_base_record,
     pin_base_image,
 )
 from treenail.errors import ConfigError
-from treenail.image.build_result import BuildReason
+from treenail.image.build_result import AttemptFailure, BuildReason
 
 TAG = "registry.example.com/os/base:stable"
 IMAGES = [f"registry.example.com/os/base@sha256:{digit * 64}" for digit in "abc"]
@@ -51,15 +47,23 @@ class Site:
     record: TagRecord | None = None
     rebuild: bool = False
     tag: str = TAG
-    answers: dict[Question, Answer] = field(default_factory=dict)
+    answers: dict[TagQuestion, ImageAnswer] = field(default_factory=dict)
     asked: int = 0
     login: str = "1"
     """Version of the login."""
 
-    def decide(self) -> BaseDecision:
+    def decide(self) -> TagDecision:
         """Decide once; execute the decision."""
         windows = parse_schedule(self.schedule) if self.schedule else ()
-        facts = BaseFacts("uid", self.tag, self.record, windows, self.rebuild, has_condition=True)
+        facts = TagFacts(
+            self.tag,
+            self.record,
+            is_watched=bool(windows),
+            windows=windows,
+            rebuild_requested=self.rebuild,
+            is_stored=self.record is not None,
+            has_condition=True,
+        )
         login = self.login if facts.is_unresolved else ""
         found = decide_base(facts, self.answers, self.now, login=login)
         if found.write is not None:
@@ -70,11 +74,10 @@ class Site:
         if found.question is not None:
             self.answers[found.question] = self._answer(found.question)
             self.asked += 1
-        kept = found.kept_answers
-        self.answers = {each: it for each, it in self.answers.items() if each.build in kept}
+        self.answers = {each: it for each, it in self.answers.items() if facts.concerns(each)}
         return found
 
-    def settle(self) -> BaseDecision:
+    def settle(self) -> TagDecision:
         """Decide until nothing is left to do now."""
         for _ in range(20):
             found = self.decide()
@@ -89,12 +92,12 @@ class Site:
         found = self.settle().condition
         return found.status, found.reason
 
-    def _answer(self, question: ResolveBase) -> Answer:
+    def _answer(self, question: TagQuestion) -> ImageAnswer:
         assert question.image == self.tag
         if self.failure is not None or not self.image:
             reason = self.failure or BuildReason.BASE_NOT_FOUND
-            return Answer(self.now, AttemptFailure(reason, "the registry failed"))
-        return Answer(self.now, pull_spec=self.image)
+            return ImageAnswer(self.now, AttemptFailure(reason, "the registry failed"))
+        return ImageAnswer(self.now, pull_spec=self.image)
 
 
 def resolved(**changes: object) -> Site:
@@ -212,7 +215,7 @@ def test_tag_that_was_never_there_is_a_problem_with_remedy() -> None:
     found = Site(image="")
     decision = found.settle()
     assert found.record is None
-    assert decision.problem == BuildProblem(
+    assert decision.problem == ImageProblem(
         "BaseImageUnresolved",
         f"cannot resolve {TAG}: the registry failed; push the tag, or name another image in the "
         "annotation treenail.io/base-image",

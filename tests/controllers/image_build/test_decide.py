@@ -10,12 +10,12 @@ from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build.build_facts import (
     AppendConfig,
     BuildFacts,
-    BuildProblem,
     CreateJob,
     JobState,
     ReportPool,
     make_job_name,
 )
+from treenail.controllers.pools.image_tags import ImageProblem
 from treenail.image.build_result import BuildReason
 
 RETRIED = [BuildReason.REGISTRY_BUSY, BuildReason.EVICTED, BuildReason.PUSH_LOGIN_REFUSED]
@@ -258,7 +258,7 @@ def test_deleted_job_cancels_the_build_until_a_rebuild() -> None:
 
 def test_second_config_of_a_pool_reports_nothing_on_the_pool() -> None:
     found = world("c0", "worker", "other")
-    found.problems["other"] = BuildProblem("PoolTaken", "worker builds for the pool")
+    found.problems["other"] = ImageProblem("PoolTaken", "worker builds for the pool")
     decision = found.sync("other")
     assert conditions(found, "other")["Accepted"] == ("False", "PoolTaken")
     assert not any(isinstance(each, ReportPool) for each in decision.actions)
@@ -317,7 +317,7 @@ def test_failed_builds_stay_up_to_three() -> None:
 
 def test_problem_starts_no_build_and_is_looked_at_again() -> None:
     found = world()
-    found.problems["worker"] = BuildProblem("SecretMissing", "Secret push does not exist")
+    found.problems["worker"] = ImageProblem("SecretMissing", "Secret push does not exist")
     decision = found.settle("worker")
     assert found.builds == {}
     assert conditions(found)["Accepted"] == ("False", "SecretMissing")
@@ -331,7 +331,7 @@ def test_problem_starts_no_build_and_is_looked_at_again() -> None:
 def test_problem_does_not_end_a_running_build() -> None:
     found = world()
     found.settle("worker")
-    found.problems["worker"] = BuildProblem("SecretMissing", "Secret push does not exist")
+    found.problems["worker"] = ImageProblem("SecretMissing", "Secret push does not exist")
     found.finish_job("build-worker-c00")
     found.settle("worker")
     found.answer()
@@ -437,7 +437,7 @@ def test_hold_of_the_installation_delays_the_first_build() -> None:
 def test_pool_is_not_degraded_while_inputs_of_the_installation_are_missing() -> None:
     found = world()
     found.holds["worker"] = "waiting for the bootstrap host"
-    found.problems["worker"] = BuildProblem("SecretMissing", "Secret push does not exist")
+    found.problems["worker"] = ImageProblem("SecretMissing", "Secret push does not exist")
     found.settle("worker")
     assert found.pool_reports == {}
     conditions = {each.type: each for each in found.configs["worker"].conditions}
@@ -506,7 +506,7 @@ def disturb(found: World) -> None:
         ),
         lambda: found.rebuild(name),
         found.collect_garbage,
-        lambda: found.problems.update({name: BuildProblem("SecretMissing", "missing")}),
+        lambda: found.problems.update({name: ImageProblem("SecretMissing", "missing")}),
         found.problems.clear,
         lambda: setattr(found, "now", found.now + found.random.choice([1.0, 61.0, 4000.0])),
     ]

@@ -1,8 +1,7 @@
 """Texts about failed builds: line, last output and remedy."""
 
-from treenail.controllers.image_build.build_facts import AttemptFailure
 from treenail.controllers.image_build.status import MESSAGE_LIMIT, format_failure
-from treenail.image.build_result import BuildReason
+from treenail.image.build_result import AttemptFailure, BuildReason
 
 LOG = (
     "STEP 1/2: FROM configs\n[2/2] STEP 2/2: RUN cat /x\n"

@@ -12,8 +12,8 @@ from tests.fixtures.controllers import CLOCK
 from tests.registry.images import make_client, push_image, push_index
 from tests.registry.real_registry import RegistryService
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.controllers.image_build.layer_builder import TagResolver
-from treenail.controllers.pools.image_tags import TagSource
+from treenail.controllers.image_build.tag_resolver import TagResolver
+from treenail.controllers.pools.registry_requests import TagSource
 from treenail.image.build_result import BuildReason
 
 pytestmark = pytest.mark.integration
@@ -84,15 +84,17 @@ def test_tag_is_resolved_to_the_digest_that_it_has_now(place: Place) -> None:
         tag, image = place.move_tag(content)
         for secret in ("", "login"):
             found = place.source.resolve_tag(tag, AMD64, secret)
-            assert (found.image, found.reason) == (image, None)
+            assert (found.pull_spec, found.failure) == (image, None)
 
 
 def test_absent_tag_and_absent_architecture_are_not_found(place: Place) -> None:
     tag, _ = place.move_tag("a")
     for name, architectures in ((f"{tag}-2", AMD64), (tag, frozenset({"amd64", "s390x"}))):
         found = place.source.resolve_tag(name, architectures, "")
-        assert (found.image, found.reason) == ("", BuildReason.BASE_NOT_FOUND)
-        assert found.message
+        assert found.pull_spec == ""
+        assert found.failure is not None
+        assert found.failure.reason is BuildReason.BASE_NOT_FOUND
+        assert found.failure.message
 
 
 def test_changed_login_has_another_version(place: Place) -> None:
@@ -110,10 +112,11 @@ def test_list_of_manifests_is_resolved_to_its_own_digest(site: BuildSite) -> Non
     tag = f"{site.registry.host}/os/node:list"
     both = frozenset({"amd64", "arm64"})
     found = make_resolver(site).resolve_tag(tag, both, "")
-    assert found.image == f"{site.registry.host}/os/node@{index}"
+    assert found.pull_spec == f"{site.registry.host}/os/node@{index}"
     missing = make_resolver(site).resolve_tag(tag, both | {"s390x"}, "")
-    assert missing.reason is BuildReason.BASE_NOT_FOUND
-    assert "linux/s390x" in missing.message
+    assert missing.failure is not None
+    assert missing.failure.reason is BuildReason.BASE_NOT_FOUND
+    assert "linux/s390x" in missing.failure.message
 
 
 def test_login_for_another_registry_and_absent_secret_are_refused(site: BuildSite) -> None:
@@ -121,5 +124,6 @@ def test_login_for_another_registry_and_absent_secret_are_refused(site: BuildSit
     site.put_secret("other", host="other.example.com")
     for secret in ("other", "absent"):
         found = make_resolver(site).resolve_tag(tag, AMD64, secret)
-        assert found.reason is BuildReason.BASE_LOGIN_REFUSED
-        assert "password" not in found.message
+        assert found.failure is not None
+        assert found.failure.reason is BuildReason.BASE_LOGIN_REFUSED
+        assert "password" not in found.failure.message

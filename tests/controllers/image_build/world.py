@@ -10,13 +10,10 @@ from treenail.api.object_meta import Condition
 from treenail.controllers.image_build.build_facts import (
     AcceptRebuild,
     AdoptJob,
-    Answer,
     AppendConfig,
     AskRegistry,
-    AttemptFailure,
     BuildAction,
     BuildFacts,
-    BuildProblem,
     BuildSituation,
     CheckImage,
     CheckPush,
@@ -41,7 +38,8 @@ from treenail.controllers.image_build.build_facts import (
 )
 from treenail.controllers.image_build.build_planner import find_system_images
 from treenail.controllers.image_build.decide import BuildDecision, decide_builds
-from treenail.image.build_result import BuildReason
+from treenail.controllers.pools.image_tags import ImageAnswer, ImageProblem
+from treenail.image.build_result import AttemptFailure, BuildReason
 
 REPOSITORY = "registry.example.com/os/node"
 BASE = f"registry.example.com/base@sha256:{'b' * 64}"
@@ -97,14 +95,14 @@ class World:
     now: float = 1_000_000.0
     configs: dict[str, ImageConfigFacts] = field(default_factory=dict)
     inputs: dict[str, Inputs] = field(default_factory=dict)
-    problems: dict[str, BuildProblem] = field(default_factory=dict)
+    problems: dict[str, ImageProblem] = field(default_factory=dict)
     builds: dict[str, BuildFacts] = field(default_factory=dict)
     jobs: dict[str, JobFacts] = field(default_factory=dict)
     images: dict[str, tuple[str, str]] = field(default_factory=lambda: {BASE: ("", "")})
     """Content and config of each image in the registry."""
     platforms: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Architectures of these images, without the base, which has all."""
-    answers: dict[str, dict[Question, Answer]] = field(default_factory=dict)
+    answers: dict[str, dict[Question, ImageAnswer]] = field(default_factory=dict)
     expired: dict[str, list[BuildFacts]] = field(default_factory=dict)
     """Deleted builds, whose images stay."""
     asked: list[tuple[str, Question]] = field(default_factory=list)
@@ -177,10 +175,10 @@ class World:
         if failure is not None:
             count = known[question].count + 1 if question in known else 1
             found = AttemptFailure(failure, "the registry failed")
-            known[question] = Answer(self.now, found, count=count)
+            known[question] = ImageAnswer(self.now, found, count=count)
         elif isinstance(question, CheckImage):
             found_image = question.image if question.image in self.images else ""
-            known[question] = Answer(self.now, pull_spec=found_image)
+            known[question] = ImageAnswer(self.now, pull_spec=found_image)
         elif isinstance(question, AppendConfig):
             (content,) = {self.images[image][0] for _, image in question.sources}
             for architecture, source in question.sources:
@@ -190,7 +188,7 @@ class World:
             image = f"{REPOSITORY}@sha256:{self._number:064x}"
             self.images[image] = (content, question.config)
             self.platforms[image] = tuple(name for name, _ in question.sources)
-            known[question] = Answer(self.now, pull_spec=image, seconds={"config": 0.1})
+            known[question] = ImageAnswer(self.now, pull_spec=image, seconds={"config": 0.1})
 
     def _answer_push_checks(self) -> bool:
         """Answer the questions that every Job needs; return whether there were any."""
@@ -199,7 +197,7 @@ class World:
         for name, question in found:
             refused = self.push_failure
             failure = None if refused is None else AttemptFailure(refused, "the login is refused")
-            self.answers.setdefault(name, {})[question] = Answer(self.now, failure)
+            self.answers.setdefault(name, {})[question] = ImageAnswer(self.now, failure)
         return bool(found)
 
     # The controller

@@ -23,7 +23,7 @@ from treenail.controllers.image_build import build_planner, cluster_reader
 from treenail.image import build_result, push_spec
 from treenail.image.inputs import build_inputs
 from treenail.kube.resources import SECRETS
-from treenail.registry.images import resolve_image
+from treenail.registry.images import resolve_digest
 
 SystemImages = Mapping[str, str | None]
 """System part in the registry by architecture: empty if the registry lacks it, None if it was not
@@ -374,12 +374,7 @@ def make_tag_resolver(
             settings = replace(settings, tls=replace(settings.tls, ca_pem=ca_pem))
         try:
             with settings.open_client(spec.registry, spec.repository, clock) as client:
-                first, *others = arguments.architectures
-                image = resolve_image(client, spec.repository, spec.tag, first)
-                digest = image.index_digest or image.digest
-                for architecture in others:
-                    # By digest: the tag may move between two requests.
-                    resolve_image(client, spec.repository, digest, architecture)
+                digest = resolve_digest(client, spec.repository, spec.tag, arguments.architectures)
         except errors.TreenailError as error:
             raise TagUnresolvedError(
                 f"cannot resolve the base image {config.base_image}: {error}",

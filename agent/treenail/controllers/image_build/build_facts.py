@@ -12,34 +12,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import machineosbuild, object_meta
-from treenail.image.build_result import BuildReason
+from treenail.controllers.pools import image_tags
+from treenail.image.build_result import AttemptFailure
 
 POOL_TAKEN = "PoolTaken"
 """Reason of a MachineOSConfig that lost its pool to another one."""
 MAX_JOB_NAME = 63
 """Length limit of the name of a Job: its pods carry it in a label."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildProblem:
-    """Why nothing can be built now: a CamelCase reason and a message with the remedy."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFailure:
-    """Why one attempt of a build failed."""
-
-    reason: BuildReason
-    message: str
-    line: int = 0
-    """Line of the user's Containerfile, from 1; 0 for none."""
-    log: str = ""
-    """The last output of the instruction, without credentials."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Duration of each phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,42 +268,7 @@ class AppendConfig:
     """The rendered config."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveBase:
-    """Question to a registry which image the tag of a base image stands for."""
-
-    owner: str
-    """UID of the MachineOSConfig."""
-    image: str
-    """The tag, with registry and repository."""
-    revision: int = 0
-    """Another number asks again."""
-    is_for_rebuild: bool = False
-    login: str = ""
-    """Version of the login, while no image is known: a changed one asks again."""
-
-    @property
-    def build(self) -> str:
-        """In place of the UID of a build: what the answer is for."""
-        return f"{self.owner}/{self.image}/{self.revision}"
-
-
-Question = CheckImage | CheckPush | AppendConfig | ResolveBase
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer of a registry."""
-
-    at: float
-    failure: AttemptFailure | None = None
-    pull_spec: str = ""
-    """The image; empty with a failure, and when the registry has no such image."""
-    count: int = 1
-    """Failures in a row."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    warning: str = ""
-    """What is missing beside the image; empty for nothing."""
+Question = CheckImage | CheckPush | AppendConfig | image_tags.TagQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +279,7 @@ class BuildSituation:
     now: float
     wanted: WantedBuild | None = None
     """None while a problem leaves it unknown."""
-    problem: BuildProblem | None = None
+    problem: image_tags.ImageProblem | None = None
     """Why no build may begin. A running build of the same inputs continues."""
     hold_reason: str = ""
     """Why the first build must wait for the installation, which may have built the image."""
@@ -347,7 +291,7 @@ class BuildSituation:
     """Share keys that running builds of other MachineOSConfigs need."""
     system_images: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """System parts of earlier builds by share key of the wanted build, newest first."""
-    answers: Mapping[Question, Answer] = field(default_factory=dict)
+    answers: Mapping[Question, image_tags.ImageAnswer] = field(default_factory=dict)
     pool_condition: object_meta.Condition | None = None
     """ImageBuildDegraded of the pool."""
     base_condition: object_meta.Condition | None = None

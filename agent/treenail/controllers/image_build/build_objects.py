@@ -195,11 +195,11 @@ def _convert_report(report: build_facts.BuildReport, log: str | None) -> decode.
     return entry
 
 
-def _decode_failure(fields: decode.Fields) -> build_facts.AttemptFailure | None:
+def _decode_failure(fields: decode.Fields) -> build_result.AttemptFailure | None:
     reason = fields.get_text("reason")
     if reason not in tuple(build_result.BuildReason):
         return None
-    return build_facts.AttemptFailure(
+    return build_result.AttemptFailure(
         build_result.BuildReason(reason),
         fields.get_text("message"),
         line=fields.get_optional_integer("line") or 0,
@@ -278,7 +278,7 @@ class ObservedPod:
     """The container that runs or is next; empty before the first one and after the last one."""
     unschedulable: str = ""
     """Why no node runs the pod; empty if one does, or if the scheduler has not tried yet."""
-    failure: build_facts.AttemptFailure | None = None
+    failure: build_result.AttemptFailure | None = None
     digest: str = ""
     warning: str = ""
     """What the pod could not attach to the pushed image."""
@@ -341,7 +341,7 @@ class ObservedJob:
     """A Job without its pods."""
 
     facts: build_facts.JobFacts
-    failure: build_facts.AttemptFailure | None = None
+    failure: build_result.AttemptFailure | None = None
     """Why the Job failed, if its conditions say more than its pods."""
 
     @classmethod
@@ -402,10 +402,10 @@ def make_job_facts(
 
 def _find_deadline_failure(
     job: str, failed: object_meta.Condition | None
-) -> build_facts.AttemptFailure | None:
+) -> build_result.AttemptFailure | None:
     if failed is None or failed.reason != "DeadlineExceeded":
         return None
-    return build_facts.AttemptFailure(
+    return build_result.AttemptFailure(
         build_result.BuildReason.DEADLINE_EXCEEDED,
         f"Job {job} ran longer than its activeDeadlineSeconds",
     )
@@ -429,24 +429,24 @@ def _find_phase(statuses: list[decode.Fields]) -> str:
     return statuses[ended].get_text("name") if ended or is_running else ""
 
 
-def _find_pod_failure(status: decode.Fields) -> build_facts.AttemptFailure | None:
+def _find_pod_failure(status: decode.Fields) -> build_result.AttemptFailure | None:
     """Find a failure that the kubelet or the control plane caused, not a container."""
     message = status.get_text("message")[:_POD_MESSAGE_LIMIT]
     # The kubelet names the resource in the message (pkg/kubelet/eviction/helpers.go).
     if status.get_text("reason") == "Evicted":
         is_disk = "ephemeral" in message
         reason = build_result.BuildReason.DISK_FULL if is_disk else build_result.BuildReason.EVICTED
-        return build_facts.AttemptFailure(reason, message or "the kubelet evicted the pod")
+        return build_result.AttemptFailure(reason, message or "the kubelet evicted the pod")
     for condition in status.map_objects("conditions", object_meta.Condition.from_fields):
         if (condition.type, condition.status) == ("DisruptionTarget", "True"):
             what = condition.message[:_POD_MESSAGE_LIMIT] or condition.reason
-            return build_facts.AttemptFailure(
+            return build_result.AttemptFailure(
                 build_result.BuildReason.EVICTED, f"the pod was ended: {what}"
             )
     return None
 
 
-def _find_container_failure(container: decode.Fields) -> build_facts.AttemptFailure | None:
+def _find_container_failure(container: decode.Fields) -> build_result.AttemptFailure | None:
     ended = container.get_object("state").get_object("terminated")
     code = ended.get_optional_integer("exitCode")
     if not code:
@@ -454,22 +454,22 @@ def _find_container_failure(container: decode.Fields) -> build_facts.AttemptFail
     name = container.get_text("name")
     result = _read_result(container)
     if ended.get_text("reason") == "OOMKilled":
-        return build_facts.AttemptFailure(
+        return build_result.AttemptFailure(
             build_result.BuildReason.OUT_OF_MEMORY, f"container {name} exceeded its memory limit"
         )
     if result is not None and result.reason is not None:
         head, _, log = result.message.partition("\n")
-        return build_facts.AttemptFailure(result.reason, head, result.line, log)
+        return build_result.AttemptFailure(result.reason, head, result.line, log)
     if code == build_result.EXIT_USER:
-        return build_facts.AttemptFailure(
+        return build_result.AttemptFailure(
             build_result.BuildReason.CONTAINERFILE_INVALID,
             f"container {name} ended with code {code}",
         )
     if code == _OUT_OF_MEMORY_EXIT:
-        return build_facts.AttemptFailure(
+        return build_result.AttemptFailure(
             build_result.BuildReason.EVICTED, f"container {name} was killed"
         )
-    return build_facts.AttemptFailure(
+    return build_result.AttemptFailure(
         build_result.BuildReason.EVICTED,
         f"container {name} ended with code {code} and without a report",
     )

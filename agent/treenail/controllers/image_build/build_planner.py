@@ -107,7 +107,7 @@ class BuildPlan:
 class BuildRefused(Exception):
     """The inputs cannot be built; ``problem`` names field, found and expected value."""
 
-    def __init__(self, problem: build_facts.BuildProblem) -> None:
+    def __init__(self, problem: image_tags.ImageProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
@@ -135,7 +135,7 @@ class BuildPlanner(Protocol):
 
     def check_secrets(
         self, config: machineosconfig.MachineOSConfig
-    ) -> build_facts.BuildProblem | None:
+    ) -> image_tags.ImageProblem | None:
         """Return why the present Secrets cannot be used; raise `ClusterError`."""
 
     def read_push_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
@@ -143,9 +143,6 @@ class BuildPlanner(Protocol):
 
     def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
-
-    def compute_base_access_version(self, config: machineosconfig.MachineOSConfig) -> str:
-        """Return a text that changes with the login for the base image; raise `ClusterError`."""
 
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry beside those of the system, in PEM."""
@@ -266,7 +263,7 @@ class BuildInputPlanner:
 
     def check_secrets(
         self, config: machineosconfig.MachineOSConfig
-    ) -> build_facts.BuildProblem | None:
+    ) -> image_tags.ImageProblem | None:
         """Return why the present Secrets cannot be used."""
         push, base = config.push_secret, config.base_pull_secret
         findings = list(
@@ -287,7 +284,7 @@ class BuildInputPlanner:
             self.read_base_login(config)
         except CredentialError as error:
             # The cluster's pull secret, which the object does not name.
-            return build_facts.BuildProblem(
+            return image_tags.ImageProblem(
                 checks.InputReason.SECRET_INVALID, f"{error}; {error.remedy}"
             )
         return None
@@ -299,10 +296,6 @@ class BuildInputPlanner:
     def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
         """Read the login for the base image."""
         return self._reader.read_base_login(config.base_pull_secret)
-
-    def compute_base_access_version(self, config: machineosconfig.MachineOSConfig) -> str:
-        """Return a text that changes with the login for the base image."""
-        return self._reader.compute_access_version(config.base_pull_secret)
 
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry."""
@@ -399,11 +392,11 @@ def _refuse_findings(*findings: checks.InputFinding) -> None:
         raise BuildRefused(_describe_findings(*findings))
 
 
-def _describe_findings(*findings: checks.InputFinding) -> build_facts.BuildProblem:
+def _describe_findings(*findings: checks.InputFinding) -> image_tags.ImageProblem:
     """Return the first findings as one problem with the reason of the first one."""
     shown = "; ".join(map(str, findings[:_MAX_PROBLEMS]))
     more = len(findings) - _MAX_PROBLEMS
-    return build_facts.BuildProblem(
+    return image_tags.ImageProblem(
         findings[0].reason, f"{shown}; and {more} more" if more > 0 else shown
     )
 

@@ -6,7 +6,7 @@ connects the controller with the builders of the two parts of an image.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,7 +29,8 @@ from treenail.controllers.image_build import (
     writer,
 )
 from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
-from treenail.controllers.pools import image_tags, os_image
+from treenail.controllers.image_build.tag_resolver import TagResolver
+from treenail.controllers.pools import image_tags, os_image, registry_requests
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
 from treenail.image.inputs import build_inputs, checks
 from treenail.kube import api_client, event_recorder, lease, resources
@@ -94,19 +95,8 @@ class ConfigLayerBuilder(Protocol):
         question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
         plan: build_planner.BuildPlan,
         config: machineosconfig.MachineOSConfig,
-    ) -> build_facts.Answer:
+    ) -> image_tags.ImageAnswer:
         """Do what a question requests within a time limit; an error becomes part of the answer."""
-
-    def resolve_base(
-        self,
-        question: build_facts.ResolveBase,
-        architectures: Sequence[str],
-        config: machineosconfig.MachineOSConfig,
-    ) -> build_facts.Answer:
-        """Return the image of a tag by digest, within a time limit; errors as above.
-
-        The image must have every architecture.
-        """
 
 
 def find_no_hold_reason(_pool: str) -> str:
@@ -121,6 +111,7 @@ class BuildDependencies:
     planner: build_planner.BuildPlanner
     jobs: SystemBuilder
     layers: ConfigLayerBuilder
+    tags: registry_requests.TagSource
     events: writer.BuildEvents
     pruner: ImagePruner | None = None
     """Deletes images that nothing refers to; None leaves all."""
@@ -146,7 +137,7 @@ class BuildController:
         self._dependencies = dependencies
         self._namespace = namespace
         self._executor = ThreadPoolExecutor(
-            layer_builder.MAX_PARALLEL, thread_name_prefix="build-registry"
+            registry_requests.MAX_PARALLEL, thread_name_prefix="build-registry"
         )
         self._own_configs: own_writes.OwnWrites[machineosconfig.MachineOSConfig] = (
             own_writes.OwnWrites(clock)
@@ -163,12 +154,12 @@ class BuildController:
             None if metrics is None else writer.BuildMetrics(metrics, self._read_objects)
         )
         self._tag_metrics = (
-            None if metrics is None else image_tags.TagMetrics(metrics, "base_image")
+            None if metrics is None else registry_requests.TagMetrics(metrics, "base_image")
         )
         self._facts: dict[str, tuple[str, build_facts.BuildFacts]] = {}
         self._refusals: dict[str, str] = {}
         """The last refused write of each MachineOSConfig. Only its worker accesses it."""
-        self._requests: layer_builder.RegistryRequests
+        self._requests: registry_requests.RegistryRequests[build_facts.Question]
         self._informers: informer_set.InformerSet
 
     def register_watches(
@@ -176,7 +167,7 @@ class BuildController:
     ) -> None:
         """Watch the objects of builds, and the Jobs and pods in the namespace of builds."""
         self._informers = informers
-        self._requests = layer_builder.RegistryRequests(self._executor, self._clock, enqueue)
+        self._requests = registry_requests.RegistryRequests(self._executor, self._clock, enqueue)
         self._views.register_watches(informers, enqueue)
         if self._dependencies.pruner is not None:
             self._dependencies.pruner.start(self._executor, enqueue)
@@ -203,7 +194,7 @@ class BuildController:
         for _ in range(MAX_ROUNDS):
             objects = self._find_objects(key)
             if objects is None or objects.config.is_deleting:
-                self._requests.keep_answers(key, frozenset())
+                self._requests.keep_answers(key, lambda _: False)
                 return None
             base = self._decide_base(objects)
             if base.write is not None or base.drops_record:
@@ -277,52 +268,62 @@ class BuildController:
         builds = self._own_builds.overlay(self._views.builds)
         return writer.CachedObjects(config, builds, self._views.pools.find(config.pool))
 
-    def _decide_base(self, objects: writer.CachedObjects) -> base_image.BaseDecision:
+    def _decide_base(self, objects: writer.CachedObjects) -> image_tags.TagDecision:
         """Decide about the tag of the base image, and ask its registry if necessary."""
         config = objects.config
         try:
             facts = base_image.make_base_facts(config)
         except errors.ConfigError as error:
-            return base_image.BaseDecision(
-                problem=build_facts.BuildProblem(checks.InputReason.ANNOTATION_INVALID, str(error))
+            return image_tags.TagDecision(
+                problem=image_tags.ImageProblem(checks.InputReason.ANNOTATION_INVALID, str(error))
             )
-        planner, answers = self._dependencies.planner, self._requests.get_answers(config.name)
+        tags, secret = self._dependencies.tags, config.base_pull_secret
         try:
-            login = planner.compute_base_access_version(config) if facts.is_unresolved else ""
+            login = tags.compute_access_version(secret) if facts.is_unresolved else ""
         except errors.ConfigError as error:
             # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
             message = f"cannot resolve the base image: {error}"
-            return base_image.BaseDecision(
-                problem=build_facts.BuildProblem(checks.InputReason.CONFIG_INVALID, message)
+            return image_tags.TagDecision(
+                problem=image_tags.ImageProblem(checks.InputReason.CONFIG_INVALID, message)
             )
         except errors.ForbiddenError as error:
-            return base_image.BaseDecision(problem=_describe_refused_read(error))
+            return image_tags.TagDecision(problem=_describe_refused_read(error))
+        self._requests.keep_answers(
+            config.name,
+            lambda asked: not isinstance(asked, image_tags.TagQuestion) or facts.concerns(asked),
+        )
+        answers = {
+            asked: answer
+            for asked, answer in self._requests.get_answers(config.name).items()
+            if isinstance(asked, image_tags.TagQuestion)
+        }
         base = base_image.decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
-            architectures = build_planner.choose_architectures(self._find_architectures(objects))
+            architectures = frozenset(
+                build_planner.choose_architectures(self._find_architectures(objects))
+            )
             self._requests.ask(
                 config.name,
+                question.image,
                 question,
-                lambda: self._dependencies.layers.resolve_base(question, architectures, config),
+                lambda: tags.resolve_tag(question.image, architectures, secret),
             )
         return base
 
     def _record_base(
-        self, config: machineosconfig.MachineOSConfig, base: base_image.BaseDecision
+        self, config: machineosconfig.MachineOSConfig, base: image_tags.TagDecision
     ) -> None:
         """Store the decision, then report what changed for users."""
         text = "" if base.write is None else image_tags.encode_base_record(base.write)
         self._writer.record_base(config, text)
-        before = config.metadata.annotations.get(key.RESOLVED_BASE, "")
-        change = image_tags.find_tag_change(image_tags.decode_base_record(before), base.write)
-        if change is None:
+        if base.change is None:
             return
-        self._dependencies.events.record_tag_change(config, change)
+        self._dependencies.events.record_tag_change(config, base.change)
         if self._tag_metrics is not None:
-            self._tag_metrics.record_change(change, config.pool)
+            self._tag_metrics.record_change(base.change, config.pool)
 
     def _observe_situation(
-        self, objects: writer.CachedObjects, base: base_image.BaseDecision
+        self, objects: writer.CachedObjects, base: image_tags.TagDecision
     ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildSituation]:
         config = objects.config
         plan, problem = self._plan_build(objects, base.problem)
@@ -333,8 +334,11 @@ class BuildController:
             problem = self._check_secrets(config)
         share_keys = frozenset[str]() if wanted is None else wanted.share_keys
         running = [build for build in all_builds if not build.has_ended]
-        kept = {build.uid for build in own} | base.kept_answers
-        self._requests.keep_answers(config.name, frozenset(kept))
+        own_uids = {build.uid for build in own}
+        self._requests.keep_answers(
+            config.name,
+            lambda asked: isinstance(asked, image_tags.TagQuestion) or asked.build in own_uids,
+        )
         condition = next(
             (
                 condition
@@ -378,8 +382,8 @@ class BuildController:
         )
 
     def _plan_build(
-        self, objects: writer.CachedObjects, base: build_facts.BuildProblem | None
-    ) -> tuple[build_planner.BuildPlan | None, build_facts.BuildProblem | None]:
+        self, objects: writer.CachedObjects, base: image_tags.ImageProblem | None
+    ) -> tuple[build_planner.BuildPlan | None, image_tags.ImageProblem | None]:
         """Return the plan, and why it must not begin."""
         config, pool = objects.config, objects.pool
         owner = os_image.find_pool_owner(config.pool, self._views.configs.get_all().values())
@@ -396,7 +400,7 @@ class BuildController:
         except build_planner.BuildRefused as error:
             return None, error.problem
         except (errors.ConfigError, errors.NotFoundError) as error:
-            return None, build_facts.BuildProblem(
+            return None, image_tags.ImageProblem(
                 checks.InputReason.CONFIG_INVALID, f"cannot plan the build: {error}"
             )
         except errors.ForbiddenError as error:
@@ -405,7 +409,7 @@ class BuildController:
 
     def _check_secrets(
         self, config: machineosconfig.MachineOSConfig
-    ) -> build_facts.BuildProblem | None:
+    ) -> image_tags.ImageProblem | None:
         try:
             return self._dependencies.planner.check_secrets(config)
         except errors.ForbiddenError as error:
@@ -487,10 +491,11 @@ class BuildController:
             return
         match action:
             case build_facts.AskRegistry(question):
-                if plan is not None and not isinstance(question, build_facts.ResolveBase):
+                if plan is not None and not isinstance(question, image_tags.TagQuestion):
                     ready = plan
                     self._requests.ask(
                         name,
+                        _get_image(question),
                         question,
                         lambda: self._dependencies.layers.answer_question(
                             question, ready, objects.config
@@ -532,13 +537,20 @@ class BuildController:
             self._metrics.record_push(config.pool, push_s)
 
 
-def _describe_refused_read(error: errors.ForbiddenError) -> build_facts.BuildProblem:
+def _get_image(
+    question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
+) -> str:
+    """Return the image that a question concerns most: the one that is pushed."""
+    return question.push_spec if isinstance(question, build_facts.AppendConfig) else question.image
+
+
+def _describe_refused_read(error: errors.ForbiddenError) -> image_tags.ImageProblem:
     message = f"cannot plan the build: {error}; {_ROLE_REMEDY}"
-    return build_facts.BuildProblem(checks.InputReason.REQUEST_REFUSED, message)
+    return image_tags.ImageProblem(checks.InputReason.REQUEST_REFUSED, message)
 
 
-def _describe_problem(finding: checks.InputFinding) -> build_facts.BuildProblem:
-    return build_facts.BuildProblem(finding.reason, str(finding))
+def _describe_problem(finding: checks.InputFinding) -> image_tags.ImageProblem:
+    return image_tags.ImageProblem(finding.reason, str(finding))
 
 
 def _needs_secrets(
@@ -587,6 +599,7 @@ def make_build_controller(
             limits=chosen.limits,
             repository_lock=repository_lock,
         ),
+        TagResolver(reader, clock, proxies=chosen.proxies, limits=chosen.limits),
         events,
         ImagePruner(
             planner,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build import build_facts, decide_systems, status
+from treenail.controllers.pools import image_tags
 from treenail.image import build_result, job_status
 
 MAX_COUNTED = 8
@@ -24,7 +25,7 @@ NO_BUILD = "none"
 
 def count_failure(
     report: build_facts.BuildReport,
-    failure: build_facts.AttemptFailure,
+    failure: build_result.AttemptFailure,
     now: float,
     jobs: tuple[str, ...] = (),
 ) -> build_facts.BuildReport:
@@ -314,7 +315,7 @@ class _BuildDecider:
     def _fail_attempt(
         self,
         build: build_facts.BuildFacts,
-        failure: build_facts.AttemptFailure,
+        failure: build_result.AttemptFailure,
         jobs: tuple[str, ...] = (),
     ) -> build_facts.BuildFacts:
         """Count a failed attempt; end the build, or schedule the next attempt."""
@@ -351,7 +352,7 @@ class _BuildDecider:
                 self._config.pull_spec == build.digest
                 or self._is_given(build)
                 or situation.answers.get(
-                    build_facts.CheckImage(build.uid, build.digest), build_facts.Answer(0.0)
+                    build_facts.CheckImage(build.uid, build.digest), image_tags.ImageAnswer(0.0)
                 ).pull_spec
                 or any(
                     isinstance(action, build_facts.SetBuildStatus) and action.digest == build.digest

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build import build_facts, status
+from treenail.controllers.pools import image_tags
 from treenail.image import build_result
 
 KEPT_BUILDS = 3
@@ -105,7 +106,7 @@ class SystemStep:
     """None leaves the status of the build."""
     reason: str = ""
     message: str = ""
-    failure: build_facts.AttemptFailure | None = None
+    failure: build_result.AttemptFailure | None = None
     """Why the attempt failed."""
     is_cancelled: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -127,17 +128,18 @@ class RegistryQuestions:
         self._actions = actions
         self._delays = delays
 
-    def ask_registry(self, question: build_facts.Question) -> build_facts.Answer | None:
+    def ask_registry(self, question: build_facts.Question) -> image_tags.ImageAnswer | None:
         """Return the answer of a registry; None, and a request for it, without one."""
         answer = self._situation.answers.get(question)
         if answer is None:
             self._actions.append(build_facts.AskRegistry(question))
         return answer
 
-    def retry_question(self, question: build_facts.Question, answer: build_facts.Answer) -> None:
+    def retry_question(
+        self, question: build_facts.Question, answer: image_tags.ImageAnswer
+    ) -> None:
         """Ask again after a failure, at once or after the delay."""
-        delay = build_result.compute_retry_delay(answer.count)
-        due = answer.at + (3600.0 if delay is None else delay.total_seconds())
+        due = answer.compute_retry_time()
         if due <= self._situation.now:
             self._actions.append(build_facts.AskRegistry(question))
         else:
@@ -284,7 +286,8 @@ class SystemDecider:
         if job.state is build_facts.JobState.FAILED:
             message = f"Job {job.name} failed, and its pods are gone"
             return SystemStep(
-                facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
+                facts,
+                failure=build_result.AttemptFailure(build_result.BuildReason.EVICTED, message),
             )
         if job.is_deleting:
             return SystemStep(facts) if job.build != build.name else _make_cancelled_step(facts)
@@ -306,7 +309,8 @@ class SystemDecider:
         if not job.digest:
             message = f"Job {job.name} succeeded, but its pod was deleted with its result"
             return SystemStep(
-                facts, failure=build_facts.AttemptFailure(build_result.BuildReason.EVICTED, message)
+                facts,
+                failure=build_result.AttemptFailure(build_result.BuildReason.EVICTED, message),
             )
         question = build_facts.CheckImage(build.uid, image)
         answer = self._registry.ask_registry(question)
@@ -318,7 +322,7 @@ class SystemDecider:
             return SystemStep(facts, BuildState.BUILDING, answer.failure.reason, message)
         if not answer.pull_spec:
             message = f"Job {job.name} reported {image}, but the registry does not have it"
-            failure = build_facts.AttemptFailure(build_result.BuildReason.DIGEST_MISMATCH, message)
+            failure = build_result.AttemptFailure(build_result.BuildReason.DIGEST_MISMATCH, message)
             return SystemStep(facts, failure=failure)
         return SystemStep(replace(facts, image=image), seconds=job.seconds, warning=job.warning)
 

@@ -1,15 +1,13 @@
 """Requests of image builds to registries.
 
 `LayerBuilder` adds the config to images through registries alone, and checks images.
-`RegistryRequests` runs this on threads of its own, so that a slow registry delays no other build.
 `RepositoryLock` excludes pushes to a repository while its images are pruned.
 """
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,8 +26,8 @@ from treenail.builder.append_config import (
 from treenail.builder.images import signatures
 from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.config import image_mirrors, pullsecret
-from treenail.controllers.image_build import build_facts, build_planner, cluster_reader
-from treenail.controllers.pools.image_tags import TagAnswer
+from treenail.controllers.image_build import build_facts, build_planner
+from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.image import build_result, config_layer, push_spec
 from treenail.image.labels import POOL
 from treenail.image.oci.provenance import BuildProvenance
@@ -40,11 +38,6 @@ from treenail.registry.proxies import ProxySettings
 
 log = logging.getLogger(__name__)
 
-MAX_PARALLEL = 8
-"""Requests to registries at the same time."""
-MAX_PER_REGISTRY = 3
-"""Of them to one registry, so that one that hangs does not use all threads."""
-Work = Callable[[], build_facts.Answer]
 _LOCK_WAIT_S = 300.0
 _MAX_PROBLEMS = 5
 _REFUSALS = frozenset(
@@ -55,92 +48,6 @@ _REFUSALS = frozenset(
     }
 )
 T = TypeVar("T")
-
-
-class RegistryRequests:
-    """Questions to registries and their answers, by MachineOSConfig. Thread-safe.
-
-    An answer stays until another one replaces it, or until its build is forgotten.
-    """
-
-    def __init__(
-        self, executor: Executor, clock: clocks.Clock, notify: Callable[[str], None]
-    ) -> None:
-        self._executor = executor
-        self._clock = clock
-        self._notify = notify
-        self._lock = threading.Lock()
-        self._answers: dict[str, dict[build_facts.Question, build_facts.Answer]] = {}
-        self._open: set[tuple[str, build_facts.Question]] = set()
-        self._running: dict[str, int] = {}
-        self._waiting: dict[str, deque[tuple[str, build_facts.Question, Work]]] = {}
-
-    def ask(self, owner: str, question: build_facts.Question, work: Work) -> None:
-        """Ask unless the question is open. ``work`` must have a time limit."""
-        registry = get_registry(question)
-        with self._lock:
-            if (owner, question) in self._open:
-                return
-            self._open.add((owner, question))
-            self._waiting.setdefault(registry, deque()).append((owner, question, work))
-            self._start_waiting(registry)
-
-    def get_answers(self, owner: str) -> Mapping[build_facts.Question, build_facts.Answer]:
-        """Return the answers for a MachineOSConfig."""
-        with self._lock:
-            return dict(self._answers.get(owner, {}))
-
-    def keep_answers(self, owner: str, builds: frozenset[str]) -> None:
-        """Forget the answers for other builds than these UIDs."""
-        with self._lock:
-            known = self._answers.get(owner, {})
-            kept = {
-                question: answer for question, answer in known.items() if question.build in builds
-            }
-            if kept:
-                self._answers[owner] = kept
-            else:
-                self._answers.pop(owner, None)
-
-    def _start_waiting(self, registry: str) -> None:
-        waiting = self._waiting.get(registry)
-        while waiting and self._running.get(registry, 0) < MAX_PER_REGISTRY:
-            self._running[registry] = self._running.get(registry, 0) + 1
-            self._executor.submit(self._answer_question, registry, *waiting.popleft())
-        if not waiting:
-            self._waiting.pop(registry, None)
-
-    def _answer_question(
-        self, registry: str, owner: str, question: build_facts.Question, work: Work
-    ) -> None:
-        try:
-            answer = work()
-        except Exception:
-            # A bug must not leave the question open forever.
-            log.exception("cannot ask %s", registry)
-            failure = build_facts.AttemptFailure(
-                build_result.BuildReason.REGISTRY_UNREACHABLE,
-                f"cannot ask {registry}: internal error",
-            )
-            answer = build_facts.Answer(self._clock.now(), failure)
-        with self._lock:
-            known = self._answers.setdefault(owner, {})
-            before = known.get(question)
-            if answer.failure is not None and before is not None and before.failure is not None:
-                answer = replace(answer, count=before.count + 1)
-            known[question] = answer
-            self._open.discard((owner, question))
-            self._running[registry] -= 1
-            if not self._running[registry]:
-                del self._running[registry]
-            self._start_waiting(registry)
-        self._notify(owner)
-
-
-def get_registry(question: build_facts.Question) -> str:
-    """Return the registry that a question concerns most: the one that an image is pushed to."""
-    image = question.push_spec if isinstance(question, build_facts.AppendConfig) else question.image
-    return image.partition("/")[0]
 
 
 class RepositoryLocked(Exception):
@@ -200,7 +107,7 @@ class RegistryEndpoint:
 class AttemptFailed(Exception):
     """A question cannot be answered."""
 
-    def __init__(self, failure: build_facts.AttemptFailure) -> None:
+    def __init__(self, failure: build_result.AttemptFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
@@ -236,7 +143,7 @@ class LayerBuilder:
         question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
         plan: build_planner.BuildPlan,
         config: machineosconfig.MachineOSConfig,
-    ) -> build_facts.Answer:
+    ) -> ImageAnswer:
         """Do what the question requests; an error becomes part of the answer."""
         began, warning = self._clock.monotonic(), ""
         try:
@@ -247,46 +154,9 @@ class LayerBuilder:
             else:
                 image = self._check_image(question.image, config)
         except AttemptFailed as error:
-            return build_facts.Answer(self._clock.now(), error.failure)
+            return ImageAnswer(self._clock.now(), error.failure)
         seconds = {"config": self._clock.monotonic() - began}
-        return build_facts.Answer(
-            self._clock.now(), pull_spec=image, seconds=seconds, warning=warning
-        )
-
-    def resolve_base(
-        self,
-        question: build_facts.ResolveBase,
-        architectures: Sequence[str],
-        config: machineosconfig.MachineOSConfig,
-        mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS,
-    ) -> build_facts.Answer:
-        """Return the image of a tag by digest: that of its list of manifests, if it is one.
-
-        The image must have every architecture.
-        """
-        spec = push_spec.parse_push_spec(question.image, where="base image")
-        image_name = registries.ImageName(spec.registry, spec.repository, spec.tag)
-
-        def resolve(place: registries.ImageName) -> str:
-            login = self._planner.read_base_login(config)
-            client = self._connect_registry(place.registry, place.repository, login)
-            try:
-                manifest = client.get_manifest(place.repository, place.reference)
-                for architecture in architectures:
-                    # By digest: the tag may move meanwhile.
-                    resolve_image(client, place.repository, manifest.digest, architecture)
-            finally:
-                client.close()
-            return spec.make_pull_spec(manifest.digest)
-
-        try:
-            image = self._run_attempt(
-                build_result.BuildPhase.FETCH,
-                lambda: registries.pull_from_places(image_name, mirrors, resolve),
-            )
-        except AttemptFailed as error:
-            return build_facts.Answer(self._clock.now(), error.failure)
-        return build_facts.Answer(self._clock.now(), pull_spec=image)
+        return ImageAnswer(self._clock.now(), pull_spec=image, seconds=seconds, warning=warning)
 
     def measure_base(
         self, plan: build_planner.BuildPlan, config: machineosconfig.MachineOSConfig
@@ -305,9 +175,7 @@ class LayerBuilder:
             return 0
         return count
 
-    def find_system_image(
-        self, image: str, config: machineosconfig.MachineOSConfig
-    ) -> build_facts.Answer:
+    def find_system_image(self, image: str, config: machineosconfig.MachineOSConfig) -> ImageAnswer:
         """Return the system part with this tag by digest, empty if the registry lacks it."""
         spec = push_spec.parse_push_spec(image, where="the system part")
 
@@ -323,8 +191,8 @@ class LayerBuilder:
         try:
             pull_spec = self._run_attempt(build_result.BuildPhase.PUSH, find)
         except AttemptFailed as error:
-            return build_facts.Answer(self._clock.now(), error.failure)
-        return build_facts.Answer(self._clock.now(), pull_spec=pull_spec)
+            return ImageAnswer(self._clock.now(), error.failure)
+        return ImageAnswer(self._clock.now(), pull_spec=pull_spec)
 
     def has_complete_image(self, image: str, config: machineosconfig.MachineOSConfig) -> bool:
         """Return whether the registry has an image with all its blobs; raise `AttemptFailed`.
@@ -402,7 +270,7 @@ class LayerBuilder:
                 f"{problem.path}: {problem.why}" for problem in layer.problems[:_MAX_PROBLEMS]
             )
             raise AttemptFailed(
-                build_facts.AttemptFailure(
+                build_result.AttemptFailure(
                     build_result.BuildReason.CONFIG_NOT_BAKEABLE,
                     f"no image and no agent can provide parts of {question.config}: {shown}",
                 )
@@ -429,7 +297,7 @@ class LayerBuilder:
                     self._repository_lock.lock_for_push(f"{target.registry}/{target.repository}")
                 )
             except RepositoryLocked as error:
-                failure = build_facts.AttemptFailure(
+                failure = build_result.AttemptFailure(
                     build_result.BuildReason.REGISTRY_BUSY, str(error)
                 )
                 raise AttemptFailed(failure) from error
@@ -563,12 +431,12 @@ class LayerBuilder:
             return call()
         except errors.ClusterError as error:
             # The API server, not a registry: retry as an outage.
-            failure = build_facts.AttemptFailure(
+            failure = build_result.AttemptFailure(
                 build_result.BuildReason.REGISTRY_UNREACHABLE, f"{error}"
             )
             raise AttemptFailed(failure) from error
         except errors.TreenailError as error:
-            failure = build_facts.AttemptFailure(failures.choose_reason(error, phase), str(error))
+            failure = build_result.AttemptFailure(failures.choose_reason(error, phase), str(error))
             raise AttemptFailed(failure) from error
 
 
@@ -582,54 +450,3 @@ def _push_images(
     if len(sources) == 1:
         return append_config(sources[0], layer, labels, destination)
     return append_config_to_list(sources, layer, labels, destination)
-
-
-class TagResolver:
-    """A `treenail.controllers.pools.image_tags.TagSource`. Thread-safe.
-
-    Logins are read for each question, because they may rotate.
-    """
-
-    def __init__(
-        self,
-        reader: cluster_reader.ClusterReader,
-        clock: clocks.Clock,
-        *,
-        proxies: ProxySettings | None = None,
-        limits: transport.RegistryLimits | None = None,
-    ) -> None:
-        self._reader = reader
-        self._clock = clock
-        self._proxies = proxies
-        self._limits = limits
-
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
-        """Return the image by digest: that of its list of manifests, if it is one."""
-        try:
-            pull_spec = self._resolve_digest(image, architectures, secret)
-        except errors.ClusterError as error:
-            # The API server, not the registry: retry as an outage.
-            reason = build_result.BuildReason.REGISTRY_UNREACHABLE
-            return TagAnswer(self._clock.now(), reason=reason, message=str(error))
-        except errors.TreenailError as error:
-            reason = failures.choose_reason(error, build_result.BuildPhase.FETCH)
-            return TagAnswer(self._clock.now(), reason=reason, message=str(error))
-        return TagAnswer(self._clock.now(), pull_spec)
-
-    def compute_access_version(self, secret: str) -> str:
-        """Return a text that changes with the login and with the CAs."""
-        return self._reader.compute_access_version(secret)
-
-    def _resolve_digest(self, image: str, architectures: frozenset[str], secret: str) -> str:
-        spec = push_spec.parse_push_spec(image, where="tag")
-        login = self._reader.read_base_login(secret)
-        tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
-        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
-        with settings.open_client(spec.registry, spec.repository, self._clock) as client:
-            first, *others = sorted(architectures)
-            resolved = resolve_image(client, spec.repository, spec.tag, first)
-            digest = resolved.index_digest or resolved.digest
-            for architecture in others:
-                # By digest: the tag may move between two requests.
-                resolve_image(client, spec.repository, digest, architecture)
-        return spec.make_pull_spec(digest)

@@ -7,6 +7,7 @@ from treenail.api import machineosbuild, object_meta
 from treenail.api.machineosconfig import ImageConfigCondition as Kind
 from treenail.clocks import format_rfc3339
 from treenail.controllers.image_build import build_facts
+from treenail.controllers.pools import image_tags
 from treenail.image import build_result
 from treenail.image.inputs.checks import InputReason
 
@@ -47,7 +48,7 @@ MESSAGE_LIMIT = 2000
 
 
 def format_failure(
-    failure: build_facts.AttemptFailure,
+    failure: build_result.AttemptFailure,
     attempts: int,
     instruction_remedy: str = "",
     *,
@@ -98,7 +99,7 @@ def format_job_progress(
 
 
 def compute_config_conditions(
-    problem: build_facts.BuildProblem | None,
+    problem: image_tags.ImageProblem | None,
     build: build_facts.BuildFacts | None,
     *,
     is_served: bool,
@@ -141,7 +142,7 @@ def compute_config_conditions(
 
 
 def _compute_build_conditions(
-    problem: build_facts.BuildProblem | None,
+    problem: image_tags.ImageProblem | None,
     build: build_facts.BuildFacts | None,
     *,
     is_served: bool,
@@ -185,7 +186,7 @@ def _compute_build_conditions(
     )
 
 
-def _format_cause(failure: build_facts.AttemptFailure) -> str:
+def _format_cause(failure: build_result.AttemptFailure) -> str:
     line = f"line {failure.line}: " if failure.line else ""
     output = _find_last_output(failure.log) if failure.reason in _WITH_OUTPUT else ""
     shown = f"; last output: {output}" if output else ""

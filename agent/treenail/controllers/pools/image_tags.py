@@ -1,25 +1,20 @@
 """Tags of images: when to resolve them, and whether to follow the answer.
 
-`decide_tag` decides both. A tag is resolved once. While it is watched, it is resolved again within
-windows, and a new digest is followed. A tag that moves back or disappears is reported, and not
-followed.
+`decide_tag` decides both, for the image of a pool and for the base image of a build. A tag is
+resolved once. While it is watched, it is resolved again within windows, and a new digest is
+followed. A tag that moves back or disappears is reported, and not followed.
 
-`TagRecord` keeps how a tag was resolved. `TagRequests` asks registries on other threads, so that a
-slow registry delays no pool.
+`TagRecord` keeps how a tag was resolved.
 """
 
 import json
-import logging
-import threading
-from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineosconfig, object_meta, pullspec
-from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.pools import maintenance_windows
 from treenail.image import build_result, push_spec
 
 MAX_EARLIER = 20
@@ -27,8 +22,8 @@ MAX_EARLIER = 20
 
 
 @dataclass(frozen=True, slots=True)
-class TagProblem:
-    """Why a tag is not followed: a CamelCase reason and a message with the remedy."""
+class ImageProblem:
+    """Why an image is not built or not followed: a CamelCase reason, a message with the remedy."""
 
     reason: str
     message: str
@@ -49,7 +44,7 @@ class TagRecord:
     """Counts resolutions for rebuilds: each one needs a new answer of the registry."""
     is_for_rebuild: bool = False
     """Resolved for the rebuild that is requested now."""
-    problem: TagProblem | None = None
+    problem: ImageProblem | None = None
     """Why the tag was not followed the last time."""
 
     @classmethod
@@ -63,7 +58,7 @@ class TagRecord:
             earlier=fields.get_text_list("earlier")[-MAX_EARLIER:],
             revision=fields.get_optional_integer("revision") or 0,
             is_for_rebuild=fields.get_bool("forRebuild"),
-            problem=TagProblem(reason, fields.get_text("message")) if reason else None,
+            problem=ImageProblem(reason, fields.get_text("message")) if reason else None,
         )
 
     def to_json(self) -> decode.Json:
@@ -132,6 +127,8 @@ class TagTexts:
 
     condition: str
     """Type of the condition."""
+    subject: str
+    """What the tag names, such as: The base image."""
     users: str
     """Who keeps the image, such as builds."""
     missing_remedy: str
@@ -154,33 +151,72 @@ class TagQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class TagAnswer:
-    """Answer of a registry."""
+class ImageAnswer:
+    """Answer of a registry to a question about an image."""
 
     at: float
-    image: str = ""
-    """By digest; empty with a reason."""
-    reason: build_result.BuildReason | None = None
-    """Why the tag cannot be resolved."""
-    message: str = ""
+    failure: build_result.AttemptFailure | None = None
+    pull_spec: str = ""
+    """By digest; empty with a failure, and when the registry has no such image."""
     count: int = 1
     """Failures in a row."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    warning: str = ""
+    """What is missing beside the image; empty for nothing."""
+
+    def compute_retry_time(self) -> float:
+        """Return when to ask again after a failure."""
+        delay = build_result.compute_retry_delay(self.count)
+        return self.at + (_LAST_RETRY_S if delay is None else delay.total_seconds())
+
+
+def find_tag_answer(
+    answers: Mapping[TagQuestion, ImageAnswer], question: TagQuestion
+) -> ImageAnswer | None:
+    """Return the answer to the question; an image is an image, whichever login found it."""
+    if (answer := answers.get(question)) is not None or question.login:
+        return answer
+    return next(
+        (
+            answer
+            for asked, answer in answers.items()
+            if answer.failure is None and replace(asked, login="") == question
+        ),
+        None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TagFacts:
     """A tag, and what is known about it."""
 
-    tag: str
+    tag: str = ""
+    """Empty for an image that is not named by tag."""
     record: TagRecord | None = None
     """The stored one; it may be that of another tag."""
+    problem: ImageProblem | None = None
+    """Why no image is known, as it was reported."""
     is_watched: bool = False
     """The tag is resolved again within windows."""
-    opens_in_s: float | None = None
-    """Time until a window opens; None while one is open."""
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = ()
+    """Empty for a window that is always open."""
     rebuild_requested: bool = False
-    login: str = ""
-    """See `TagQuestion`."""
+    is_stored: bool = False
+    """The object has a record or a problem of a tag."""
+    has_condition: bool = False
+
+    @property
+    def is_unresolved(self) -> bool:
+        """No image of the tag is known."""
+        return bool(self.tag) and (self.record is None or self.record.tag != self.tag)
+
+    @property
+    def revision(self) -> int:
+        return 0 if self.record is None else self.record.revision
+
+    def concerns(self, question: TagQuestion) -> bool:
+        """Return whether an answer to the question is still of use."""
+        return (question.image, question.revision) == (self.tag, self.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,42 +225,58 @@ class TagDecision:
 
     write: TagRecord | None = None
     """The record to store before anything else."""
+    drops_record: bool = False
+    change: TagChange | None = None
+    """To report after the write."""
     question: TagQuestion | None = None
     is_waiting: bool = False
     """No image is known before the registry answers."""
     holds_rebuild: bool = False
     """A requested rebuild waits for the resolution."""
-    problem: TagProblem | None = None
+    problem: ImageProblem | None = None
     """Why no image is known."""
     condition: object_meta.Condition | None = None
     requeue_after_s: float | None = None
 
 
-FindAnswer = Callable[[TagQuestion], TagAnswer | None]
+FindAnswer = Callable[[TagQuestion], ImageAnswer | None]
 
 
 def decide_tag(
-    facts: TagFacts, find_answer: FindAnswer, now: float, texts: TagTexts
+    facts: TagFacts, find_answer: FindAnswer, now: float, texts: TagTexts, *, login: str = ""
 ) -> TagDecision:
-    """Decide the next step for a tag."""
-    return _TagDecider(facts, find_answer, now, texts).decide()
+    """Decide the next step for a tag.
+
+    ``login`` is the version of the login, while the tag is unresolved.
+    """
+    decision = _TagDecider(facts, find_answer, now, texts, login).decide()
+    if decision.write is not None:
+        return replace(decision, change=find_tag_change(facts.record, decision.write))
+    if (problem := decision.problem) is not None and problem != facts.problem:
+        change = TagChange(problem.reason, problem.message, is_warning=True)
+        return replace(decision, change=change)
+    return decision
 
 
 class _TagDecider:
     def __init__(
-        self, facts: TagFacts, find_answer: FindAnswer, now: float, texts: TagTexts
+        self, facts: TagFacts, find_answer: FindAnswer, now: float, texts: TagTexts, login: str
     ) -> None:
         self._facts = facts
         self._find_answer = find_answer
         self._now = now
         self._texts = texts
+        self._login = login
 
     def decide(self) -> TagDecision:
         facts, record = self._facts, self._facts.record
-        revision = 0 if record is None else record.revision
+        if not facts.tag:
+            # A merge keeps the conditions of other writers, so it cannot remove one.
+            condition = self._make_no_tag_condition() if facts.has_condition else None
+            return TagDecision(drops_record=facts.is_stored, condition=condition)
+        question = TagQuestion(facts.tag, facts.revision)
         if record is None or record.tag != facts.tag:
-            return self._resolve_first(TagQuestion(facts.tag, revision, login=facts.login))
-        question = TagQuestion(facts.tag, revision)
+            return self._resolve_first(replace(question, login=self._login))
         if facts.rebuild_requested and not record.is_for_rebuild:
             return self._resolve_for_rebuild(record, replace(question, is_for_rebuild=True))
         if record.is_for_rebuild and not facts.rebuild_requested:
@@ -237,18 +289,15 @@ class _TagDecider:
         answer = self._find_answer(question)
         if answer is None:
             return TagDecision(question=question, is_waiting=True)
-        if answer.reason is not None:
-            problem = self._describe_failure(answer)
+        if answer.failure is not None:
+            problem = self._describe_failure(answer.failure)
             retried = self._retry_question(question, answer, problem)
             return replace(retried, problem=problem)
-        record = TagRecord(
-            self._facts.tag,
-            answer.image,
-            clocks.format_rfc3339(answer.at),
-            revision=question.revision,
-            is_for_rebuild=self._facts.rebuild_requested,
+        record = make_tag_record(self._facts.tag, answer)
+        rebuild_requested = self._facts.rebuild_requested
+        return TagDecision(
+            write=replace(record, revision=question.revision, is_for_rebuild=rebuild_requested)
         )
-        return TagDecision(write=record)
 
     def _resolve_for_rebuild(self, record: TagRecord, question: TagQuestion) -> TagDecision:
         """Follow the tag wherever it is. A tag that is gone does not block the rebuild."""
@@ -257,25 +306,26 @@ class _TagDecider:
             condition = self._make_condition(record)
             return TagDecision(question=question, holds_rebuild=True, condition=condition)
         changed = replace(record, revision=record.revision + 1, is_for_rebuild=True)
-        if answer.reason is not None:
-            problem = self._describe_failure(answer, record.image)
-            if answer.reason is build_result.BuildReason.BASE_NOT_FOUND:
+        if answer.failure is not None:
+            problem = self._describe_failure(answer.failure, record.image)
+            if answer.failure.reason is build_result.BuildReason.BASE_NOT_FOUND:
                 return TagDecision(write=replace(changed, problem=problem))
             return replace(self._retry_question(question, answer, problem), holds_rebuild=True)
         return TagDecision(write=_follow_tag(changed, answer))
 
     def _check_tag(self, record: TagRecord, question: TagQuestion) -> TagDecision:
         condition = self._make_condition(record)
-        if self._facts.opens_in_s is not None:
-            return TagDecision(condition=condition, requeue_after_s=self._facts.opens_in_s)
+        window = maintenance_windows.find_window_state(self._facts.windows, self._now)
+        if isinstance(window, maintenance_windows.WindowClosed):
+            return TagDecision(condition=condition, requeue_after_s=window.opens_in_s)
         answer = self._find_answer(question)
         if answer is None or self._now - answer.at >= CHECK_INTERVAL_S:
             # Also of an answer from an earlier window.
             return TagDecision(question=question, condition=condition)
-        if answer.reason is not None:
-            updated = replace(record, problem=self._describe_failure(answer, record.image))
-        elif answer.image in record.earlier:
-            updated = replace(record, problem=self._describe_move_back(record, answer.image))
+        if answer.failure is not None:
+            updated = replace(record, problem=self._describe_failure(answer.failure, record.image))
+        elif answer.pull_spec in record.earlier:
+            updated = replace(record, problem=self._describe_move_back(record, answer.pull_spec))
         else:
             updated = _follow_tag(record, answer)
         if updated != record:
@@ -284,27 +334,27 @@ class _TagDecider:
         return TagDecision(condition=condition, requeue_after_s=delay)
 
     def _retry_question(
-        self, question: TagQuestion, answer: TagAnswer, problem: TagProblem
+        self, question: TagQuestion, answer: ImageAnswer, problem: ImageProblem
     ) -> TagDecision:
-        delay = build_result.compute_retry_delay(answer.count)
-        due = answer.at + (_LAST_RETRY_S if delay is None else delay.total_seconds())
+        due = answer.compute_retry_time()
         condition = self._make_false_condition(problem)
         if due <= self._now:
             return TagDecision(question=question, condition=condition)
         return TagDecision(condition=condition, requeue_after_s=due - self._now)
 
-    def _describe_failure(self, answer: TagAnswer, image: str = "") -> TagProblem:
-        assert answer.reason is not None
+    def _describe_failure(
+        self, failure: build_result.AttemptFailure, image: str = ""
+    ) -> ImageProblem:
         kept = f"; {self._texts.users} keep {image}" if image else ""
-        if answer.reason is build_result.BuildReason.BASE_NOT_FOUND:
+        if failure.reason is build_result.BuildReason.BASE_NOT_FOUND:
             reason, remedy = TAG_NOT_FOUND, self._texts.missing_remedy
         else:
-            reason, remedy = answer.reason.value, build_result.REMEDIES[answer.reason]
-        cause = f"cannot resolve {self._facts.tag}: {answer.message}"[:_MESSAGE_LIMIT]
-        return TagProblem(reason, f"{cause}{kept}; {remedy}")
+            reason, remedy = failure.reason.value, build_result.REMEDIES[failure.reason]
+        cause = f"cannot resolve {self._facts.tag}: {failure.message}"[:_MESSAGE_LIMIT]
+        return ImageProblem(reason, f"{cause}{kept}; {remedy}")
 
-    def _describe_move_back(self, record: TagRecord, image: str) -> TagProblem:
-        return TagProblem(
+    def _describe_move_back(self, record: TagRecord, image: str) -> ImageProblem:
+        return ImageProblem(
             TAG_MOVED_BACK,
             f"{record.tag} moved back to {image}, which preceded {record.image}; "
             f"{self._texts.users} keep the latter; {self._texts.moved_back_remedy}",
@@ -320,15 +370,24 @@ class _TagDecider:
             f"{record.tag} was {record.image} at {record.resolved_at}",
         )
 
-    def _make_false_condition(self, problem: TagProblem) -> object_meta.Condition:
+    def _make_no_tag_condition(self) -> object_meta.Condition:
+        message = f"{self._texts.subject} is not named by tag"
+        return object_meta.Condition(self._texts.condition, "True", "NoTag", message)
+
+    def _make_false_condition(self, problem: ImageProblem) -> object_meta.Condition:
         return object_meta.Condition(
             self._texts.condition, "False", problem.reason, problem.message
         )
 
 
-def _follow_tag(record: TagRecord, answer: TagAnswer) -> TagRecord:
+def make_tag_record(tag: str, answer: ImageAnswer) -> TagRecord:
+    """Make the record of a tag that is resolved the first time."""
+    return TagRecord(tag, answer.pull_spec, clocks.format_rfc3339(answer.at))
+
+
+def _follow_tag(record: TagRecord, answer: ImageAnswer) -> TagRecord:
     """Return the record with the image of the answer."""
-    image = answer.image
+    image = answer.pull_spec
     if image == record.image:
         return replace(record, problem=None)
     earlier = (*record.earlier, record.image)
@@ -342,116 +401,6 @@ def _follow_tag(record: TagRecord, answer: TagAnswer) -> TagRecord:
         earlier=earlier[-MAX_EARLIER:],
         problem=None,
     )
-
-
-log = logging.getLogger(__name__)
-
-
-class TagSource(Protocol):
-    """Finds what tags stand for."""
-
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
-        """Return the image by digest, within a time limit; an error becomes part of the answer.
-
-        ``secret`` names the login; empty for that of the cluster. The image must exist for each of
-        the architectures.
-        """
-
-    def compute_access_version(self, secret: str) -> str:
-        """Return a text that changes with the login and with the CAs; raise `ClusterError`."""
-
-
-class LazyTagSource:
-    """A `TagSource` that is made when the first pool has a tag: registry clients cost memory."""
-
-    def __init__(self, make: Callable[[], TagSource]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._source: TagSource | None = None
-
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> TagAnswer:
-        """See `TagSource`."""
-        return self._find_source().resolve_tag(image, architectures, secret)
-
-    def compute_access_version(self, secret: str) -> str:
-        """See `TagSource`."""
-        return self._find_source().compute_access_version(secret)
-
-    def _find_source(self) -> TagSource:
-        with self._lock:
-            if self._source is None:
-                self._source = self._make()
-            return self._source
-
-
-class TagRequests:
-    """The last question of each owner and its answer. Thread-safe."""
-
-    def __init__(self, executor: Executor, notify: Callable[[str], None]) -> None:
-        self._executor = executor
-        self._notify = notify
-        self._lock = threading.Lock()
-        self._open: set[tuple[str, TagQuestion]] = set()
-        self._answers: dict[str, tuple[TagQuestion, TagAnswer]] = {}
-
-    def ask(self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]) -> None:
-        """Ask unless the question is open."""
-        with self._lock:
-            if (owner, question) in self._open:
-                return
-            self._open.add((owner, question))
-        self._executor.submit(self._run_question, owner, question, work)
-
-    def find_answer(self, owner: str, question: TagQuestion) -> TagAnswer | None:
-        """Return the last answer to this question; None without one."""
-        with self._lock:
-            known = self._answers.get(owner)
-        if known is None:
-            return None
-        asked, answer = known
-        if answer.reason is None and not question.login:
-            # An image is an image, whichever login found it.
-            asked = replace(asked, login="")
-        return answer if asked == question else None
-
-    def forget(self, owner: str) -> None:
-        """Forget the answer for an owner without a tag."""
-        with self._lock:
-            self._answers.pop(owner, None)
-
-    def _run_question(
-        self, owner: str, question: TagQuestion, work: Callable[[], TagAnswer]
-    ) -> None:
-        try:
-            answer = work()
-        except Exception:
-            log.exception("cannot resolve %s", question.image)
-            answer = None
-        before = self.find_answer(owner, question)
-        with self._lock:
-            self._open.discard((owner, question))
-            if answer is not None:
-                if answer.reason is not None and before is not None and before.reason is not None:
-                    answer = replace(answer, count=before.count + 1)
-                self._answers[owner] = question, answer
-        if answer is not None:
-            self._notify(owner)
-
-
-class TagMetrics:
-    """Counts changes by the pool that gets the image, or an image built on it."""
-
-    def __init__(self, metrics: ControllerMetrics, use: str) -> None:
-        """``use`` begins the name of the metric: ``base_image`` or ``pool_image``."""
-        self._changes = metrics.add_counter(
-            f"{use}_tag_changes_total",
-            "Tags that moved or are not followed, by the reason in the Event.",
-            ("pool", "reason"),
-        )
-
-    def record_change(self, change: TagChange, pool: str) -> None:
-        """Count a change that was recorded in the cluster."""
-        self._changes.increment(pool, change.reason)
 
 
 def pin_base_image(config: machineosconfig.MachineOSConfig) -> machineosconfig.MachineOSConfig:

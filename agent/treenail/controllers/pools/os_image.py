@@ -7,15 +7,14 @@ of the Machine Config Operator (canLayeredContinue in node_controller.go).
 `decide_pool_tag` decides which image the tag in ``spec.osImageTag`` of a pool stands for.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from treenail.api import (
     decode,
     machineconfigpool,
     machineosbuild,
     machineosconfig,
-    object_meta,
     pullspec,
 )
 from treenail.controllers.pools import image_tags, maintenance_windows, node_facts
@@ -27,7 +26,6 @@ TAG_RESOLVED = "OSImageResolved"
 """Type of the condition of a pool with a tag."""
 UNRESOLVED_CHECK_S = 30.0
 """How often the login is compared while no image is known. Secrets are not watched."""
-_NO_TAG = object_meta.Condition(TAG_RESOLVED, "True", "NoTag", "The OS image is not named by tag")
 
 
 _BUILD_FAILED_MESSAGE = "Build Failed"
@@ -94,14 +92,14 @@ def read_pool_target(pool: machineconfigpool.MachineConfigPool) -> GateVerdict:
             "InvalidConfiguration",
         )
     check_tag(pool)
-    state = read_tag_state(pool)
-    if (record := state.record) is not None and record.tag == tag.name:
+    facts = make_tag_facts(pool)
+    if (record := facts.record) is not None and record.tag == tag.name:
         return GateOpen(
             node_facts.RolloutTarget(name, record.image),
             f"the pool names {tag.name}, which was {record.image} at {record.resolved_at}",
         )
-    if state.problem is not None:
-        return GateBlocked(state.problem.message, state.problem.reason)
+    if (problem := facts.problem) is not None:
+        return GateBlocked(problem.message, problem.reason)
     return GateWaiting(f"waiting: {tag.name} is being resolved")
 
 
@@ -257,44 +255,40 @@ def _check_succeeded_build(
     return GateOpen(node_facts.RolloutTarget(pool.configuration.name, config.pull_spec), done)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolTagState:
-    """Tag record in the status of a pool."""
-
-    record: image_tags.TagRecord | None = None
-    problem: image_tags.TagProblem | None = None
-    """Why no image is known; None with a record."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTagDecision:
-    """Writes, questions and the condition for the tag of a pool."""
-
-    status: decode.Json | None = None
-    """The field of the status to write; empty removes it, None leaves it."""
-    change: image_tags.TagChange | None = None
-    """To report after the write."""
-    question: image_tags.TagQuestion | None = None
-    condition: object_meta.Condition | None = None
-    requeue_after_s: float | None = None
-
-
-def read_tag_state(pool: machineconfigpool.MachineConfigPool) -> PoolTagState:
-    """Return what is known about the present tag of the pool."""
+def make_tag_facts(
+    pool: machineconfigpool.MachineConfigPool,
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = (),
+) -> image_tags.TagFacts:
+    """Extract what is known about the tag of the pool."""
     tag = pool.os_image_tag
     fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
-    record = image_tags.parse_tag_record(fields)
-    if tag is None or fields.values.get("tag") != tag.name:
-        return PoolTagState(record)
-    if record is None and (reason := fields.get_text("reason")):
-        return PoolTagState(problem=image_tags.TagProblem(reason, fields.get_text("message")))
-    return PoolTagState(record)
+    record, problem = image_tags.parse_tag_record(fields), None
+    if tag is not None and record is None and fields.values.get("tag") == tag.name:
+        reason, message = fields.get_text("reason"), fields.get_text("message")
+        problem = image_tags.ImageProblem(reason, message) if reason else None
+    return image_tags.TagFacts(
+        "" if tag is None else tag.name,
+        record,
+        problem,
+        is_watched=tag is not None and tag.is_followed,
+        windows=windows,
+        is_stored=bool(pool.status.get(TAG_STATUS)),
+        has_condition=any(condition.type == TAG_RESOLVED for condition in pool.conditions),
+    )
 
 
-def is_tag_unresolved(pool: machineconfigpool.MachineConfigPool) -> bool:
-    """Return whether no image is known for the tag of the pool."""
-    tag, record = pool.os_image_tag, read_tag_state(pool).record
-    return tag is not None and (record is None or record.tag != tag.name)
+def make_tag_status(
+    facts: image_tags.TagFacts, decision: image_tags.TagDecision
+) -> decode.Json | None:
+    """Return the field of the status to write; empty removes it, None leaves it."""
+    if decision.write is not None:
+        return decision.write.to_json()
+    if decision.drops_record:
+        return {}
+    problem = decision.problem
+    if problem is None or problem == facts.problem:
+        return None
+    return {"tag": facts.tag, "reason": problem.reason, "message": problem.message}
 
 
 def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
@@ -305,60 +299,26 @@ def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
 
 
 def decide_pool_tag(
-    pool: machineconfigpool.MachineConfigPool,
-    windows: tuple[maintenance_windows.MaintenanceWindow, ...],
-    find_answer: Callable[[image_tags.TagQuestion], image_tags.TagAnswer | None],
+    pool: str,
+    facts: image_tags.TagFacts,
+    find_answer: image_tags.FindAnswer,
     now: float,
     *,
     login: str = "",
-) -> PoolTagDecision:
-    """Decide the next step for a pool, whose tag is valid.
-
-    ``login`` is the version of the login, while the tag is unresolved.
-    """
-    tag, state = pool.os_image_tag, read_tag_state(pool)
-    if tag is None:
-        has_condition = any(condition.type == TAG_RESOLVED for condition in pool.conditions)
-        return PoolTagDecision(
-            status={} if pool.status.get(TAG_STATUS) else None,
-            # A merge keeps the conditions of other writers, so it cannot remove one.
-            condition=_NO_TAG if has_condition else None,
-        )
-    window = maintenance_windows.find_window_state(windows, now)
-    decision = image_tags.decide_tag(
-        image_tags.TagFacts(
-            tag.name,
-            state.record,
-            is_watched=tag.is_followed,
-            opens_in_s=window.opens_in_s
-            if isinstance(window, maintenance_windows.WindowClosed)
-            else None,
-            login=login,
-        ),
-        find_answer,
-        now,
-        _make_texts(pool.name),
-    )
-    if decision.write is not None:
-        change = image_tags.find_tag_change(state.record, decision.write)
-        return PoolTagDecision(decision.write.to_json(), change)
+) -> image_tags.TagDecision:
+    """Decide the next step for the tag of a pool, which is valid."""
+    decision = image_tags.decide_tag(facts, find_answer, now, _make_texts(pool), login=login)
+    if not decision.is_waiting and decision.problem is None:
+        return decision
     delay = decision.requeue_after_s
-    if decision.is_waiting or decision.problem is not None:
-        delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
-    if decision.problem is not None and decision.problem != state.problem:
-        problem = decision.problem
-        return PoolTagDecision(
-            {"tag": tag.name, "reason": problem.reason, "message": problem.message},
-            image_tags.TagChange(problem.reason, problem.message, is_warning=True),
-        )
-    return PoolTagDecision(
-        question=decision.question, condition=decision.condition, requeue_after_s=delay
-    )
+    delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
+    return replace(decision, requeue_after_s=delay)
 
 
 def _make_texts(pool: str) -> image_tags.TagTexts:
     return image_tags.TagTexts(
         condition=TAG_RESOLVED,
+        subject="The OS image",
         users="nodes",
         missing_remedy="push the tag, or correct spec.osImageTag",
         moved_back_remedy=(

@@ -9,11 +9,11 @@ from treenail.api import decode, machineconfigpool, machineosbuild, machineoscon
 from treenail.clocks import Clock
 from treenail.controllers.pools import (
     disruption_budgets,
-    image_tags,
     node_facts,
     os_image,
     pool_index,
     pool_membership,
+    registry_requests,
     rollout_policy,
 )
 from treenail.controllers.rollout import external_gates, image_tag_updater, pool_metrics, reconcile
@@ -62,7 +62,7 @@ class RolloutController:
         settings: reconcile.RolloutSettings,
         metrics: controller_metrics.ControllerMetrics | None = None,
         *,
-        tags: image_tags.TagSource | None = None,
+        tags: registry_requests.TagSource | None = None,
     ) -> None:
         """``tags`` resolves the tags of pools; without it such a pool waits."""
         self._clock = clock
@@ -114,7 +114,7 @@ class RolloutController:
 
     def _make_tag_dependencies(
         self,
-        source: image_tags.TagSource | None,
+        source: registry_requests.TagSource | None,
         metrics: controller_metrics.ControllerMetrics | None,
     ) -> image_tag_updater.TagDependencies | None:
         if source is None:
@@ -123,7 +123,7 @@ class RolloutController:
             source,
             self._tag_executor,
             self._notify_pool,
-            None if metrics is None else image_tags.TagMetrics(metrics, "pool_image"),
+            None if metrics is None else registry_requests.TagMetrics(metrics, "pool_image"),
         )
 
     def _notify_pool(self, pool: str) -> None:

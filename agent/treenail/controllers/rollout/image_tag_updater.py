@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from treenail import clocks, errors
 from treenail.api import machineconfigpool, object_meta
@@ -12,6 +13,7 @@ from treenail.controllers.pools import (
     image_tags,
     node_facts,
     os_image,
+    registry_requests,
     rollout_policy,
 )
 from treenail.controllers.rollout.writer import RolloutWriter
@@ -26,12 +28,12 @@ _MAX_ROUNDS = 4
 class TagDependencies:
     """Collaborators of the updates of tags beside the cluster."""
 
-    source: image_tags.TagSource
+    source: registry_requests.TagSource
     executor: Executor
     """Runs the requests to registries."""
     notify: Callable[[str], None]
     """Gets the name of a pool whose answer has arrived."""
-    metrics: image_tags.TagMetrics | None = None
+    metrics: registry_requests.TagMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class ImageTagUpdater:
     ) -> None:
         self._source = dependencies.source
         self._metrics = dependencies.metrics
-        self._requests = image_tags.TagRequests(dependencies.executor, dependencies.notify)
+        self._requests: registry_requests.RegistryRequests[image_tags.TagQuestion] = (
+            registry_requests.RegistryRequests(dependencies.executor, clock, dependencies.notify)
+        )
         self._writer = writer
         self._pools = pools
         self._events = events
@@ -78,22 +82,21 @@ class ImageTagUpdater:
             windows = rollout_policy.find_policy(pool, policies).windows
         except errors.ConfigError:
             return TagResult(pool)
-        name = pool.name
-        if pool.os_image_tag is None:
-            self._requests.forget(name)
         login = self._find_login(pool)
         for _ in range(_MAX_ROUNDS):
+            facts = os_image.make_tag_facts(pool, windows)
+            self._requests.keep_answers(pool.name, facts.concerns)
+            find_answer = partial(image_tags.find_tag_answer, self._requests.get_answers(pool.name))
             decision = os_image.decide_pool_tag(
-                pool,
-                windows,
-                lambda question: self._requests.find_answer(name, question),
+                pool.name,
+                facts,
+                find_answer,
                 self._clock.now(),
-                login=login if os_image.is_tag_unresolved(pool) else "",
+                login=login if facts.is_unresolved else "",
             )
-            if decision.status is not None:
-                pool = self._pools.record_write(
-                    pool, self._writer.write_image_tag(pool, decision.status)
-                )
+            status = os_image.make_tag_status(facts, decision)
+            if status is not None:
+                pool = self._pools.record_write(pool, self._writer.write_image_tag(pool, status))
                 self._report_change(pool, decision.change)
                 continue
             if decision.question is not None:
@@ -103,7 +106,7 @@ class ImageTagUpdater:
 
     def _find_login(self, pool: machineconfigpool.MachineConfigPool) -> str:
         tag = pool.os_image_tag
-        if tag is None or not os_image.is_tag_unresolved(pool):
+        if tag is None or not os_image.make_tag_facts(pool).is_unresolved:
             return ""
         try:
             return self._source.compute_access_version(tag.pull_secret)
@@ -124,6 +127,7 @@ class ImageTagUpdater:
         architectures = frozenset(labels or {node_facts.DEFAULT_ARCHITECTURE})
         self._requests.ask(
             pool.name,
+            question.image,
             question,
             lambda: self._source.resolve_tag(question.image, architectures, tag.pull_secret),
         )

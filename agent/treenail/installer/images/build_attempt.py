@@ -24,6 +24,7 @@ from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.builder.phases.push import upload_image
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_planner, layer_builder
+from treenail.controllers.pools import image_tags
 from treenail.image import build_result, push_spec
 from treenail.installer.directory import install_files
 from treenail.registry import authorization, transport
@@ -219,7 +220,7 @@ class BuildAttempt:
         return AttemptResult(answer.pull_spec, systems, {**seconds, **answer.seconds}, warning)
 
     @staticmethod
-    def _require_success(answer: build_facts.Answer) -> build_facts.Answer:
+    def _require_success(answer: image_tags.ImageAnswer) -> image_tags.ImageAnswer:
         if answer.failure is not None:
             raise layer_builder.AttemptFailed(answer.failure)
         return answer
@@ -257,13 +258,13 @@ class SystemImageBuilder:
                 builder = self._make_builder(pull, push, attempt_log.write_line)
                 result = self._build_system(builder, planned, system)
         except errors.TreenailError as error:
-            failure = build_facts.AttemptFailure(
+            failure = build_result.AttemptFailure(
                 failures.choose_reason(error, build_result.BuildPhase.BUILD), str(error)
             )
             raise layer_builder.AttemptFailed(failure) from error
         if result.reason is not None:
             head, _, output = result.message.partition("\n")
-            failure = build_facts.AttemptFailure(
+            failure = build_result.AttemptFailure(
                 result.reason, head, result.line, output, result.seconds
             )
             raise layer_builder.AttemptFailed(failure)

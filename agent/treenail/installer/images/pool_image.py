@@ -24,6 +24,7 @@ from treenail.controllers.image_build import (
     decide,
     layer_builder,
 )
+from treenail.controllers.image_build.tag_resolver import TagResolver
 from treenail.controllers.pools import image_tags
 from treenail.image import build_result, push_spec
 from treenail.image.inputs import build_inputs, checks
@@ -197,7 +198,13 @@ class PoolImageBuilder:
             layers = self._make_layer_builder(planner, config)
             if image_tags.is_tag(config.base_image):
                 mirrors = planner.read_mirrors(inputs.pool.configuration.name)
-                base = self._resolve_base(config, architecture, layers, mirrors)
+                resolver = TagResolver(
+                    reader,
+                    self._clock,
+                    proxies=read_proxy_settings(self._settings.environ),
+                    mirrors=mirrors,
+                )
+                base = self._resolve_base(config, architecture, resolver)
                 config = _record_base(config, base)
             plan = planner.plan_build(config, inputs.pool, frozenset({architecture}))
             problem = planner.check_secrets(config)
@@ -233,8 +240,7 @@ class PoolImageBuilder:
         self,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
-        layers: layer_builder.LayerBuilder,
-        mirrors: image_mirrors.ImageMirrors,
+        resolver: TagResolver,
     ) -> image_tags.TagRecord:
         """Resolve the tag of the base image, once: later runs use the record of the first one."""
         pool = config.pool
@@ -244,15 +250,14 @@ class PoolImageBuilder:
             record = image_tags.decode_base_record(known.decode("utf-8", "replace"))
             if record is not None and record.tag == config.base_image:
                 return record
-        question = build_facts.ResolveBase(config.metadata.uid, config.base_image)
-        answer = layers.resolve_base(question, (architecture,), config, mirrors)
+        tag = config.base_image
+        answer = resolver.resolve_tag(tag, frozenset({architecture}), config.base_pull_secret)
         if answer.failure is not None:
             failure = answer.failure
             raise _make_error(
                 pool, failure.reason, failure.message, build_result.REMEDIES[failure.reason]
             )
-        now = clocks.format_rfc3339(self._clock.now())
-        record = image_tags.TagRecord(config.base_image, answer.pull_spec, now)
+        record = image_tags.make_tag_record(tag, answer)
         self._files.write(path, image_tags.encode_base_record(record).encode())
         return record
 
@@ -340,20 +345,20 @@ class PoolImageBuilder:
         attempt: build_attempt.BuildAttempt,
         number: int,
         context: install_steps.StepContext,
-    ) -> build_attempt.AttemptResult | build_facts.AttemptFailure:
+    ) -> build_attempt.AttemptResult | build_result.AttemptFailure:
         plan, pool = planned.plan, planned.config.pool
         attempt_log = build_attempt.AttemptLog(self._directory, self._files, pool)
         began = self._clock.now()
         what = "building" if plan.wanted.needs_job else "adding the config to the base image"
         context.report(f"{what}: log in {attempt_log.path}")
-        outcome: build_attempt.AttemptResult | build_facts.AttemptFailure
+        outcome: build_attempt.AttemptResult | build_result.AttemptFailure
         try:
             outcome = attempt.run(number, attempt_log)
         except layer_builder.AttemptFailed as error:
             outcome = self._check_registry(error.failure)
         finally:
             attempt_log.close()
-        failure = outcome if isinstance(outcome, build_facts.AttemptFailure) else None
+        failure = outcome if isinstance(outcome, build_result.AttemptFailure) else None
         attempt_log.write_report({
             "attempt": number,
             "pool": pool,
@@ -370,17 +375,17 @@ class PoolImageBuilder:
         })  # fmt: skip
         return outcome
 
-    def _check_registry(self, failure: build_facts.AttemptFailure) -> build_facts.AttemptFailure:
+    def _check_registry(self, failure: build_result.AttemptFailure) -> build_result.AttemptFailure:
         """Name the cause if the bootstrap registry refuses pushes."""
         problem = self._registry.find_problem() if self._registry is not None else ""
         if not problem:
             return failure
-        return build_facts.AttemptFailure(
+        return build_result.AttemptFailure(
             build_result.BuildReason.REGISTRY_FULL, f"the bootstrap registry is full: {problem}"
         )
 
     def _format_retry(
-        self, failure: build_facts.AttemptFailure, attempts: int, retry_at: float
+        self, failure: build_result.AttemptFailure, attempts: int, retry_at: float
     ) -> str:
         cause = f"{failure.reason}: {_format_place(failure)}{failure.message}"
         return (
@@ -400,7 +405,7 @@ class PoolImageBuilder:
     def _make_failure(
         self,
         planned: build_attempt.PlannedImage,
-        failure: build_facts.AttemptFailure,
+        failure: build_result.AttemptFailure,
         attempts: int,
     ) -> PoolBuildError:
         tried = f" after {attempts} attempts" if attempts > 1 else ""
@@ -418,7 +423,7 @@ class PoolImageBuilder:
         )
 
 
-def _format_place(failure: build_facts.AttemptFailure) -> str:
+def _format_place(failure: build_result.AttemptFailure) -> str:
     return f"line {failure.line} of the Containerfile: " if failure.line else ""
 
 
@@ -432,7 +437,7 @@ def _record_base(
     return image_tags.pin_base_image(recorded)
 
 
-def _make_refusal(pool: str, problem: build_facts.BuildProblem) -> PoolBuildError:
+def _make_refusal(pool: str, problem: image_tags.ImageProblem) -> PoolBuildError:
     return _make_error(pool, problem.reason, problem.message, "")
 
 

@@ -13,7 +13,7 @@ from treenail.controllers.runtime import workers
 from treenail.kube import api_client
 
 if TYPE_CHECKING:
-    from treenail.controllers.pools.image_tags import LazyTagSource, TagSource
+    from treenail.controllers.pools.registry_requests import LazyTagSource, TagSource
 
 _IMAGE_SETTLE_FACTOR = 2.0
 """An image settles for longer than a MachineConfig, so that one decision covers both."""
@@ -59,11 +59,11 @@ def make_tag_source(
     client: api_client.Client, clock: clocks.Clock, find_namespace: Callable[[], str]
 ) -> "LazyTagSource":
     """Make a source that reads logins from the namespace of the controllers."""
-    from treenail.controllers.pools.image_tags import LazyTagSource
+    from treenail.controllers.pools.registry_requests import LazyTagSource
 
     def make() -> "TagSource":
         from treenail.controllers.image_build.cluster_reader import ClusterReader
-        from treenail.controllers.image_build.layer_builder import TagResolver
+        from treenail.controllers.image_build.tag_resolver import TagResolver
         from treenail.registry.proxies import read_proxy_settings
 
         try:
