@@ -31,7 +31,7 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import SystemClock
-from treenail.controllers.image_build.build_planner import BuildInputPlanner
+from treenail.controllers.image_build.build_planner import BuildPlanner
 from treenail.controllers.image_build.cluster_reader import GLOBAL_PULL_SECRET, ClusterReader
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
@@ -180,14 +180,14 @@ def fill_cluster(client: Client, host: str) -> None:
     base = f"{host}/os/base@sha256:{'b' * 64}"
     add_config(client, RENDERED)
     client.patch(MACHINECONFIGS, RENDERED, {"spec": {"osImageURL": base}})
-    planner = BuildInputPlanner(ClusterReader(client, CLOCK, namespace=NAMESPACE))
+    planner = BuildPlanner(ClusterReader(client, CLOCK, namespace=NAMESPACE))
     for number in range(CONFIGS):
         add_built_pool(client, planner, f"pool-{number:02}", host)
     for number in range(BUILDS - CONFIGS * OWN_BUILDS):
         add_build(client, f"lost-{number:03}", "lost", f"{host}/os/lost")
 
 
-def add_built_pool(client: Client, planner: BuildInputPlanner, name: str, host: str) -> None:
+def add_built_pool(client: Client, planner: BuildPlanner, name: str, host: str) -> None:
     """Create a pool, its MachineOSConfig, the current build and earlier ones."""
     pool = make_object(MACHINECONFIGPOOLS, name)
     pool["spec"] = {

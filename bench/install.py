@@ -18,7 +18,7 @@ from tests.installer.directories import make_config, make_pool, write_manifest
 from tests.installer.pool_builds import InstallSite
 from tests.installer.processes import Bootstrapping, bootstrap
 from tests.registry.real_registry import RegistryService
-from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.api.component_names import NAMESPACE
 
 CONFIG_BYTES = 165_000
 FILES = 50

@@ -18,9 +18,9 @@ from bench.interpreter import BYTECODE
 from bench.result import Result
 from treenail.clocks import SystemClock
 from treenail.config.pullsecret import parse_pull_secret
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.authorization import select_login
 from treenail.registry.client import RegistryClient
-from treenail.registry.names import OCI_MANIFEST
 from treenail.registry.referrers import encode_descriptor
 from treenail.registry.transport import TlsSettings
 from treenail.registry.uploads import upload_bytes

@@ -58,7 +58,7 @@ print(found["writing_s"], time.process_time(), int(peak) / 1024, parts)
 _ONCE = """
 import contextlib, io, time
 begun = time.perf_counter()
-from treenail.loading import load_modules
+from treenail.memory import load_modules
 with load_modules():
     import treenail.daemon.configuration.machine as configuration
     from treenail.cli.node.main import main

@@ -22,7 +22,16 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
-    {"allocator", "errors", "clocks", "codec", "loading", "observations", "sanitize"},
+    {
+        "errors",
+        "clocks",
+        "codec",
+        "memory",
+        "observations",
+        "oci_content",
+        "sanitize",
+        "sizes",
+    },
     {
         "deployment_change",
         "label_selector",

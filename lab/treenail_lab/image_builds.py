@@ -23,9 +23,10 @@ from treenail.clocks import SystemClock
 from treenail.errors import HostError
 from treenail.kube.api_client import Client, Json
 from treenail.kube.resources import CONTROLLERCONFIGS, NODES
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
-from treenail.registry.names import OCI_MANIFEST, Descriptor
+from treenail.registry.names import Descriptor
 from treenail.registry.transport import TlsSettings
 from treenail.registry.uploads import upload_blob
 from treenail_lab.apiserver.access.certificates import write_private_file

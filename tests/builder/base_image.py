@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from treenail.builder.build_layout import OCI_MANIFEST, ImageLayout
+from treenail.builder.build_layout import ImageLayout
+from treenail.oci_content import OCI_MANIFEST
 
 BUSYBOX = shutil.which("busybox")
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

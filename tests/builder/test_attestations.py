@@ -26,7 +26,6 @@ from treenail.builder.images.signatures import (
     verify_image,
 )
 from treenail.errors import ConfigError
-from treenail.image.oci.documents import OCI_MANIFEST
 from treenail.image.oci.packages import SPDX_TYPE
 from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance
 from treenail.image.oci.signature import (
@@ -37,6 +36,7 @@ from treenail.image.oci.signature import (
     make_signature_tag,
     read_signatures,
 )
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.errors import DigestMismatch
 from treenail.registry.names import Descriptor
 

@@ -11,9 +11,10 @@ import pytest
 from tests.registry.images import make_client, make_layer, push_image, push_index
 from tests.registry.real_registry import FaultKind, RegistryFault, needs_docker_registry
 from treenail.builder.images.copies import CopiedImage, CopyStopped, ImageCopier, Place
+from treenail.oci_content import compute_digest
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError
-from treenail.registry.names import Descriptor, compute_digest
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import attach, get_referrers
 from treenail_lab.registry.service import PULLER, RegistryService
 

@@ -21,9 +21,10 @@ from treenail.builder.images.prune import (
 from treenail.controllers.image_build.pruner import make_time_check
 from treenail.image.labels import BUILD
 from treenail.image.oci.prune import PrunePlan, plan_pruning
+from treenail.oci_content import OCI_INDEX
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError, ServerFailure
-from treenail.registry.names import OCI_INDEX, Descriptor
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import attach, get_referrers
 
 __all__ = ["any_registry", "lab_registry"]

@@ -9,8 +9,9 @@ import pytest
 from treenail.builder.registries import transfer_blobs
 from treenail.clocks import SystemClock
 from treenail.errors import HostError
+from treenail.oci_content import compute_digest
 from treenail.registry.client import RegistryClient
-from treenail.registry.names import Descriptor, compute_digest
+from treenail.registry.names import Descriptor
 
 LIMIT_S = 30.0
 

@@ -98,7 +98,7 @@ def test_connecting_to_the_bus_in_another_process_loads_no_gi() -> None:
 def test_load_modules_collects_no_garbage() -> None:
     printed = run_program(
         "import gc\n"
-        "from treenail.loading import load_modules\n"
+        "from treenail.memory import load_modules\n"
         "phases = []\n"
         "gc.callbacks.append(lambda phase, info: phases.append(phase))\n"
         "gc.set_threshold(1)\n"

@@ -15,11 +15,11 @@ from tests.fixtures.controllers import CLOCK, run_controllers
 from tests.fixtures.objects import ROLE, make_config, make_object, make_ready_condition, resource_of
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE as INSTALLATION
 from treenail.builder.images.signatures import SigningKey
 from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.handover.controller import InstallationGate, InstallController
-from treenail.controllers.handover.image_mode import NAMESPACE as INSTALLATION
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build import controller
 from treenail.controllers.image_build.cluster_reader import ClusterReader

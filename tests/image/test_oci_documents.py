@@ -9,16 +9,13 @@ from tests.image.test_config_layer import make_config, make_file
 from treenail.errors import ConfigError
 from treenail.image.config_layer import make_config_layer
 from treenail.image.labels import ImageLabels
-from treenail.image.oci.documents import (
+from treenail.image.oci.documents import ImageInstance, append_layer, make_index, read_labels
+from treenail.oci_content import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
-    ImageInstance,
-    append_layer,
     compute_digest,
-    make_index,
-    read_labels,
 )
 
 LAYER = make_config_layer(make_config(files=[make_file("/etc/app.conf")]))

@@ -14,10 +14,11 @@ from treenail.installer.bootstrap.bootstrap_registry import (
     BootstrapRegistry,
     BootstrapRegistrySettings,
 )
-from treenail.installer.directory.install_files import MIB, InstallDirectory, InstallFiles
+from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.transport import TlsSettings
+from treenail.sizes import MIB
 
 CLOCK = SystemClock()
 LOOPBACK = "127.0.0.1"

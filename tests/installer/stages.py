@@ -30,9 +30,10 @@ from treenail.installer.bootstrap.bootstrap import (
     BootstrapSource,
     BootstrapStage,
 )
-from treenail.installer.bootstrap.image_steps import PoolImage, compute_digest
+from treenail.installer.bootstrap.image_steps import PoolImage
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.installer.directory.install_manifests import InstallManifests, RenderedPool
+from treenail.installer.directory.install_state import compute_checksum
 from treenail.installer.install_steps import StepContext
 from treenail.kube.api_client import Client, Listing
 from treenail.kube.resources import NODES, Resource
@@ -132,7 +133,7 @@ class OutsideImages:
         if key not in self._outside.pushed:
             self._fuse.pass_point()
             self._outside.builds.append(key)
-            self._outside.pushed[key] = compute_digest(key)
+            self._outside.pushed[key] = compute_checksum(key)
             self._fuse.pass_point()
         push_spec = PUSH_SPEC.format(pool=pool.pool.name)
         repository = push_spec.rpartition(":")[0]
@@ -157,7 +158,7 @@ class OutsideImages:
 
 
 class StageServices:
-    """A `BootstrapServices` of one process."""
+    """A `HostServices` of one process."""
 
     def __init__(self, outside: Outside, fuse: Fuse, failure: TreenailError | None = None) -> None:
         self._outside = outside
@@ -165,7 +166,7 @@ class StageServices:
         self._failure = failure
         self.source: BootstrapSource | None = None
 
-    def check_host(self, manifests: InstallManifests) -> None:
+    def check_host(self) -> None:
         self._fuse.pass_point()
 
     @contextmanager

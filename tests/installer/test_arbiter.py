@@ -14,8 +14,8 @@ from tests.installer.processes import run_install
 from tests.installer.test_failed_installs import run_bootstrap, start_cluster
 from tests.registry.images import make_client
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
+from treenail.api.component_names import NAMESPACE
 from treenail.api.decode import Json
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.installer.directory.install_manifests import (
     read_install_manifests,
     render_install_pools,

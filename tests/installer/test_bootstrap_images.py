@@ -19,8 +19,8 @@ from tests.installer.processes import Bootstrapping, bootstrap, run_install
 from tests.installer.registries import needs_skopeo, run_skopeo
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
+from treenail.api.component_names import NAMESPACE
 from treenail.controllers.handover.image_mode import (
-    NAMESPACE,
     ImageMode,
     ImageModePool,
     RegistryType,

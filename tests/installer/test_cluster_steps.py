@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.installer.pool_builds import RecordingContext
+from treenail.api.component_names import NAMESPACE
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
@@ -17,7 +18,6 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import HostError, NotFoundError
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.cluster_steps import (

@@ -26,6 +26,7 @@ from tests.registry.real_registry import (
     lab_registry,
     needs_docker_registry,
 )
+from treenail.api.component_names import NAMESPACE
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.controller import InstallController
 from treenail.controllers.handover.handover_objects import (
@@ -34,7 +35,6 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.errors import NotFoundError

@@ -22,6 +22,7 @@ from tests.installer.processes import Bootstrapping, bootstrap, run_install
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE
 from treenail.clocks import SystemClock
 from treenail.config import node_paths
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE, decode_record
@@ -33,7 +34,6 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     read_handover_secret,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.kube.api_client import Client

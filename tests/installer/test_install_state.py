@@ -16,7 +16,7 @@ from treenail.installer.directory.install_state import (
     InstallState,
     InstallStateError,
     StepState,
-    _compute_checksum,
+    compute_checksum,
     find_changed_inputs,
     find_lock_holder,
     hold_install_lock,
@@ -67,7 +67,7 @@ def change_document(change: Callable[[dict[str, Any]], None], content: bytes) ->
     document: dict[str, Any] = json.loads(content)
     document.pop("checksum")
     change(document)
-    return json.dumps({**document, "checksum": _compute_checksum(document)}).encode()
+    return json.dumps({**document, "checksum": compute_checksum(document)}).encode()
 
 
 def _set_version(document: dict[str, Any]) -> None:

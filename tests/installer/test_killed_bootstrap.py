@@ -26,7 +26,7 @@ from tests.installer.test_failed_installs import start_cluster
 from tests.records import write_record
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import PATIENCE
-from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.api.component_names import NAMESPACE
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

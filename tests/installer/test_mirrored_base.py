@@ -13,8 +13,8 @@ from tests.installer.directories import make_config
 from tests.installer.pool_builds import InstallSite, RecordingContext
 from tests.installer.registries import make_registry
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
+from treenail.api.component_names import NAMESPACE
 from treenail.builder.registries import RegistrySettings
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker
 from treenail.installer.images.pool_image import PoolBuildError

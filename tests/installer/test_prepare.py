@@ -20,6 +20,7 @@ from tests.installer.directories import (
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
 from treenail.api import annotations as key
+from treenail.api.component_names import MCO_NAMESPACE
 from treenail.cli.controller.main import main
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.image_mode import WorkerMode
@@ -27,7 +28,6 @@ from treenail.controllers.image_build.build_planner import plan_builds
 from treenail.errors import FileError, TreenailError, UsageError
 from treenail.installer.directory.install_files import InstallFiles
 from treenail.installer.directory.install_manifests import read_install_manifests
-from treenail.installer.directory.manifest_checks import MCO_NAMESPACE
 from treenail.installer.directory.prepare import PrepareOptions, prepare_directory
 from treenail.installer.directory.prepared_manifests import FILE_NAME
 from treenail.installer.directory.problems import InstallDirectoryError

@@ -23,7 +23,7 @@ from tests.registry.real_registry import (
     lab_registry,
     needs_docker_registry,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
+from treenail.api.component_names import NAMESPACE
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

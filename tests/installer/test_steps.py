@@ -36,9 +36,6 @@ class Observed:
     def report(self, text: str) -> None:
         self.seen.append(text)
 
-    def end_step(self, step: Step) -> None:
-        self.seen.append(f"end {step.name}")
-
     def fail_step(self, step: Step, error: TreenailError) -> None:
         self.seen.append(f"fail {step.name}: {error}")
 

@@ -14,6 +14,7 @@ from tests.installer.directories import make_pool
 from tests.installer.joined_nodes import join_node
 from tests.installer.processes import make_directory, run_install
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.handover.handover_objects import (
@@ -21,7 +22,6 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     parse_objects,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.image.job_status import compute_build_conditions
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (

@@ -23,9 +23,9 @@ from treenail.kube.resources import (
     MACHINEOSCONFIGS,
     NODES,
 )
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image
-from treenail.registry.names import OCI_MANIFEST
 from treenail.registry.uploads import upload_bytes
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas

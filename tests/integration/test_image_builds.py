@@ -13,7 +13,7 @@ from tests.integration.build_job import BuildJob
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clocks import SystemClock
-from treenail.registry.names import OCI_INDEX
+from treenail.oci_content import OCI_INDEX
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.image_builds import (
     BASE_REPOSITORY,

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-from treenail.allocator import limit_allocator, release_freed_memory
+from treenail.memory import limit_allocator, release_freed_memory
 
 def read_resident():
     with open("/proc/self/statm") as file:

@@ -9,6 +9,7 @@ from tests.contract.client import Cluster
 from tests.fakes.clock import FakeClock
 from tests.provisioning.serving import LIMIT_S
 from tests.waiting import wait_until
+from treenail.api import component_names
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.clocks import SystemClock
 from treenail.controllers.runtime.informer_set import InformerSet
@@ -18,7 +19,6 @@ from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.provisioning.tokens.bootstrap_tokens import MachineCredentials, SharedCredentials
 from treenail.provisioning.tokens.token_access import (
-    COMPONENT_NAME,
     PoolEvents,
     TokenAccess,
     TokenSettings,
@@ -91,7 +91,7 @@ class TokenCluster:
     ) -> Replica:
         """Start the part of a server, with a watch of its own; its upkeep runs on request."""
         client = self.connect()
-        recorder = EventRecorder(client, COMPONENT_NAME, "tests", _PATIENT)
+        recorder = EventRecorder(client, component_names.IGNITION_SERVER, "tests", _PATIENT)
         events = PoolEvents(recorder, lambda: pools)
         informers = InformerSet(client, _PATIENT)
         store = TokenStore(client, NAMESPACE, self.clock)

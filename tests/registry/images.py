@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping
 from tests.fakes.clock import FakeClock
 from tests.registry.real_registry import PUSHER, RegistryService
 from treenail.config.pullsecret import parse_pull_secret
-from treenail.registry.authorization import select_login
-from treenail.registry.client import RegistryClient
-from treenail.registry.names import (
+from treenail.oci_content import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
-    Descriptor,
     compute_digest,
 )
+from treenail.registry.authorization import select_login
+from treenail.registry.client import RegistryClient
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import encode_descriptor
 from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail.registry.uploads import upload_bytes

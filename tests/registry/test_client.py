@@ -16,6 +16,7 @@ from tests.registry.images import (
 )
 from tests.registry.real_registry import PULLER, RegistryService
 from treenail.errors import ConfigError
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
     AnswerInvalid,
@@ -27,7 +28,7 @@ from treenail.registry.errors import (
     RegistryError,
 )
 from treenail.registry.images import copy_blobs, resolve_image
-from treenail.registry.names import OCI_MANIFEST, Descriptor
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import attach, get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail.registry.uploads import mount_blob, upload_blob, upload_bytes, verify_push_access

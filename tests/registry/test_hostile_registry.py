@@ -10,6 +10,7 @@ from tests.fakes.clock import FakeClock
 from tests.registry.images import describe_blob
 from tests.registry.scripted_server import Script, ScriptedServer, SeenRequest, make_answer
 from treenail.clocks import SystemClock
+from treenail.oci_content import OCI_INDEX, OCI_MANIFEST, compute_digest
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
@@ -21,7 +22,7 @@ from treenail.registry.errors import (
     Unreachable,
 )
 from treenail.registry.images import resolve_image
-from treenail.registry.names import OCI_INDEX, OCI_MANIFEST, Descriptor, compute_digest
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import RegistryLimits, TlsSettings
 from treenail.registry.uploads import mount_blob, upload_bytes

@@ -10,10 +10,10 @@ from tests.registry.real_registry import FaultKind, RegistryFault, RegistryServi
 from tests.registry.scripted_server import ScriptedServer, make_answer
 from tests.registry.test_hostile_registry import MANIFEST
 from tests.registry.token_server import PASSWORD, TokenRegistry, TokenServer
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import AnswerInvalid, LoginRefused, RegistryError, ServerFailure
-from treenail.registry.names import OCI_MANIFEST
 from treenail.registry.transport import TlsSettings
 
 

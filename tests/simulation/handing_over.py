@@ -19,13 +19,13 @@ from tests.simulation.controllers import SimControllers
 from tests.simulation.registries import SimRegistry, hold_registries
 from tests.simulation.run import PODS, ClusterRun
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE
 from treenail.controllers.handover.handover_objects import (
     DONE,
     HANDOVER_SECRET,
     RESULT_CONFIGMAP,
     read_result_configmap,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.errors import NotFoundError
 from treenail.kube.resources import MACHINEOSBUILDS, NAMESPACES, NODES
 from treenail.registry.authorization import Login

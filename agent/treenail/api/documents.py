@@ -1,6 +1,8 @@
 """Read and write YAML and JSON documents as the Go programs of a cluster do."""
 
+import codecs
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treenail.api import decode
@@ -9,8 +11,22 @@ from treenail.errors import ConfigError
 if TYPE_CHECKING:
     from treenail.api.yaml11 import ValueBudget
 
+SUFFIXES = (".json", ".yaml", ".yml")
+BYTE_ORDER_MARK = "\ufeff"
 SIZE_LIMIT = 64 * 1024 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class LineProblem:
+    """One mistake in a text of a user; the caller knows the file."""
+
+    line: int
+    """Counts from 1; 0 for the whole text."""
+    text: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
 
 
 def load_document(
@@ -44,9 +60,9 @@ def decode_text(text: str | bytes, where: str) -> str:
     if len(text) > SIZE_LIMIT:
         raise ConfigError(f"{where}: {len(text)} bytes, more than the limit of {SIZE_LIMIT}")
     if isinstance(text, str):
-        return text.removeprefix("\ufeff")
+        return text.removeprefix(BYTE_ORDER_MARK)
     try:
-        return text.removeprefix(_BYTE_ORDER_MARK).decode()
+        return text.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where}: expected UTF-8, found another encoding at byte {error.start}"

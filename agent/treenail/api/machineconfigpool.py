@@ -12,6 +12,8 @@ KIND = "MachineConfigPool"
 MASTER = "master"
 WORKER = "worker"
 ARBITER = "arbiter"
+CONTROL_PLANE_POOLS = (MASTER, ARBITER)
+"""Pools of etcd's members; the bootstrap host of an installation serves their machines."""
 
 SPEC_FIELDS = frozenset({
     "configuration", "imageFiles", "machineConfigSelector", "maxUnavailable", "nodeSelector",

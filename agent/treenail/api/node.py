@@ -5,6 +5,15 @@ from dataclasses import dataclass, field
 
 from treenail.api import decode, object_meta
 
+DEFAULT_ARCHITECTURE = "amd64"
+"""For a pool without nodes."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def convert_machine_name(machine: str) -> str:
+    """Return the architecture of a machine of uname(2), as in the label ``kubernetes.io/arch``."""
+    return _ARCHITECTURES.get(machine, machine)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

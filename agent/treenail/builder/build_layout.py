@@ -5,7 +5,6 @@ takes longer than most builds, and a registry or a node that has the base would 
 So the layers of fetched images are left out of the write, and named by their first digest.
 """
 
-import hashlib
 import json
 import os
 import threading
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from treenail import sizes
 from treenail.api import decode, pullspec
 from treenail.errors import FileError
+from treenail.oci_content import OCI_MANIFEST, compute_digest
 
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _REF_NAME = "org.opencontainers.image.ref.name"
-_LIMIT = 4 * 1024 * 1024  # bytes of a manifest or config
-_CHUNK = 1024 * 1024
+_LIMIT = 4 * sizes.MIB  # bytes of a manifest or config
+_CHUNK = sizes.MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +164,6 @@ class ImageLayout:
         if algorithm != "sha256" or not value.isalnum():
             raise FileError(f"cannot find blob {digest!r:.80}: expected a digest of SHA-256")
         return self._blobs / value
-
-
-def compute_digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _get_name(entry: decode.Json) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.api import decode
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import image_mirrors
 from treenail.image import containerfile
 
@@ -26,7 +27,9 @@ CACHE_PREFIX = "cache-"
 GO = b"go\n"
 """Line on the standard input that a phase waits for with ``--wait``."""
 
-_LIMIT = 1024 * 1024  # bytes of one input file
+STORAGE_DRIVERS = ("overlay", "vfs")
+"""Of buildah; the first is the default."""
+_LIMIT = sizes.MIB  # bytes of one input file
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class BuildSpec:
 
     push_spec: str
     """``REGISTRY/REPOSITORY:TAG`` that the image is pushed to."""
-    architecture: str = "amd64"
+    architecture: str = DEFAULT_ARCHITECTURE
     """Architecture of the images and of the node, as in image indexes."""
     cache_repository: str = ""
     """``REGISTRY/REPOSITORY`` with the layers of earlier builds; empty without a cache."""
@@ -66,7 +69,7 @@ class BuildSpec:
         user_line = fields.get_optional_integer("userLine")
         return cls(
             push_spec=push_spec,
-            architecture=fields.get_text("architecture") or "amd64",
+            architecture=fields.get_text("architecture") or DEFAULT_ARCHITECTURE,
             cache_repository=fields.get_text("cacheRepository"),
             user_line=1 if user_line is None else user_line,
             push_registry=fields.get_text("pushRegistry"),

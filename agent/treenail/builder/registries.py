@@ -10,20 +10,22 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TypeVar
 
+from treenail import sizes
 from treenail.api.pullspec import parse_pull_spec
 from treenail.clocks import Clock
 from treenail.config import image_mirrors, pullsecret
 from treenail.errors import FileError
 from treenail.image.push_spec import parse_push_spec
+from treenail.oci_content import is_digest
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError, is_temporary
-from treenail.registry.names import Descriptor, is_digest
+from treenail.registry.names import Descriptor
 from treenail.registry.proxies import ProxySettings, read_proxy_settings
 
 log = logging.getLogger(__name__)
 
-_LIMIT = 1024 * 1024  # bytes of a Secret's key or of a CA bundle
+_LIMIT = sizes.MIB  # bytes of a Secret's key or of a CA bundle
 T = TypeVar("T")
 
 

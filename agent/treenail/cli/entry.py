@@ -7,7 +7,7 @@ process as it ends a program without a handler.
 import signal
 from collections.abc import Callable
 
-from treenail.loading import load_modules
+from treenail.memory import load_modules
 
 EXIT_INTERRUPTED = 130
 

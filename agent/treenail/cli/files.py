@@ -7,13 +7,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.api import documents, machineconfig
 
 STDIN = STDOUT = "-"
-DOCUMENT_SUFFIXES = (".json", ".yaml", ".yml")
-_MIB = 1024 * 1024
-_MAX_BYTES = 128 * _MIB
+_MAX_BYTES = 128 * sizes.MIB
 
 
 def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -39,8 +37,8 @@ def _list_documents(name: str) -> list[str]:
     try:
         if not path.is_dir():
             return [name]
-        documents_of = (child for child in path.iterdir() if child.suffix in DOCUMENT_SUFFIXES)
-        return sorted(str(child) for child in documents_of if child.is_file())
+        children = (child for child in path.iterdir() if child.suffix in documents.SUFFIXES)
+        return sorted(str(child) for child in children if child.is_file())
     except (OSError, ValueError) as error:
         raise _make_error(name, error) from error
 
@@ -74,7 +72,7 @@ def read_input(name: str) -> bytes:
         raise _make_error(name, error) from error
     if len(content) > _MAX_BYTES:
         raise errors.UsageError(
-            f"cannot read {name:.200}: it has more than {_MAX_BYTES // _MIB} MiB",
+            f"cannot read {name:.200}: it has more than {_MAX_BYTES // sizes.MIB} MiB",
             remedy="name a MachineConfig or an Ignition config",
         )
     return content

@@ -5,7 +5,6 @@ The result is the JSON in the termination message of the container.
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,6 +12,7 @@ from enum import StrEnum
 
 from treenail.api import decode
 from treenail.errors import ConfigError
+from treenail.oci_content import is_digest
 
 PRE_BUILT_SEEDED = "PreBuiltImageSeeded"
 """Reason of a build whose image a user built before the cluster, as the MCO names it."""
@@ -161,7 +161,6 @@ EXIT_EXTERNAL = 75
 LIMIT_BYTES = 4096
 """The kubelet truncates a longer termination message."""
 
-_DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _MAX_PHASES = 16
 _MAX_NAME = 32
 _OMITTED = "\n…\n"
@@ -233,7 +232,7 @@ class BuildResult:
             decode.load_json(text, where="build result"), "build result"
         )
         digest = fields.get_text("digest")
-        if digest and not _DIGEST.fullmatch(digest):
+        if digest and not is_digest(digest):
             raise fields.make_error("digest", "sha256: and 64 hex digits")
         line = fields.get_optional_integer("line") or 0
         if line < 0:

@@ -7,7 +7,6 @@ The layer has the links that enable units, as ``systemctl enable`` makes them, i
 unit files: those of a base image, and with them their [Install] sections, are unknown.
 """
 
-import hashlib
 import io
 import json
 import posixpath
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from treenail import errors, unit_install
 from treenail.api import decode, machineconfig
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.oci_content import compute_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def make_config_layer(
     packed = _store_gzip(tree)
     return ConfigLayer(
         packed,
-        diff_id=_compute_digest(tree),
-        digest=_compute_digest(packed),
+        diff_id=compute_digest(tree),
+        digest=compute_digest(packed),
         omitted=tuple(f"{path}: {why}" for path, why in builder.omitted.items()),
         problems=tuple(builder.problems),
     )
@@ -293,10 +293,6 @@ def _store_gzip(content: bytes) -> bytes:
 
 def _get_number(owner: wanted_state.UserOrGroup) -> int:
     return owner if isinstance(owner, int) else 0
-
-
-def _compute_digest(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def compute_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:

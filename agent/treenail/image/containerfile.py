@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from treenail.api.documents import BYTE_ORDER_MARK
+
 _DIRECTIVE = re.compile(r"#[ \t]*([a-zA-Z][a-zA-Z0-9]*)[ \t]*=[ \t]*(.+?)[ \t]*")
 _KNOWN_DIRECTIVES = frozenset({"escape", "syntax", "check"})
 _HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
@@ -111,7 +113,7 @@ class Containerfile:
 @lru_cache(maxsize=128)
 def parse_containerfile(text: str) -> Containerfile:
     """Read a Containerfile; any text has a result."""
-    lines = text.removeprefix("\ufeff").split("\n")
+    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     if lines[-1] == "":
         lines.pop()
     lines = [line.removesuffix("\r") for line in lines]

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import machineconfigpool, machineosconfig
+from treenail.api import component_names, machineconfigpool, machineosconfig
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import build_planner, cluster_reader
 from treenail.controllers.pools.image_tags import pin_base_image
@@ -146,7 +147,7 @@ def _plan_pool(
             source=InstallImageSource.LAYER,
             image=config.push_spec,
             host="bootstrap host"
-            if name in pool_image.BOOTSTRAP_POOLS
+            if name in machineconfigpool.CONTROL_PLANE_POOLS
             else "the new control plane",
         )
         if pool is not None and plan.base_image:
@@ -161,7 +162,7 @@ def _plan_pool(
             plan = dataclasses.replace(plan, source=InstallImageSource.BUILD, estimate=estimate)
     boot = (
         _describe_worker_boot
-        if name not in pool_image.BOOTSTRAP_POOLS
+        if name not in machineconfigpool.CONTROL_PLANE_POOLS
         else _describe_bootstrap_boot
     )
     lines, reboots = boot(plan, settings)
@@ -200,12 +201,16 @@ def _plan_build(
     facts: PlanFacts,
     clock: clocks.Clock,
 ) -> tuple[PoolInstallPlan, config_layer.ConfigLayer | None]:
-    architecture = facts.architectures.get(plan.name, manifest_checks.DEFAULT_ARCHITECTURE)
+    architecture = facts.architectures.get(plan.name, DEFAULT_ARCHITECTURE)
     inputs = pool_image.make_build_inputs(
-        manifests, (pool,), plan.name, namespace=image_mode.NAMESPACE, architecture=architecture
+        manifests,
+        (pool,),
+        plan.name,
+        namespace=component_names.NAMESPACE,
+        architecture=architecture,
     )
-    planner = build_planner.BuildInputPlanner(
-        cluster_reader.ClusterReader(inputs.objects, clock, namespace=image_mode.NAMESPACE)
+    planner = build_planner.BuildPlanner(
+        cluster_reader.ClusterReader(inputs.objects, clock, namespace=component_names.NAMESPACE)
     )
     try:
         build = planner.plan_build(pin_base_image(config), inputs.pool, frozenset({architecture}))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import clocks, codec, errors
+from treenail import clocks, codec, errors, sizes
 from treenail.installer.directory import install_files, install_state
 
 log = logging.getLogger(__name__)
@@ -34,19 +34,6 @@ class StepLimit:
     seconds: float
     flag: str
     """Option that sets it."""
-
-
-class StepContext(Protocol):
-    """The running step's view of the process."""
-
-    def report(self, text: str) -> None:
-        """Publish in a few words what the step does now; the text contains nothing secret."""
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, at most until the time limit; raise `StepOverdueError` when it has passed."""
-
-    def remaining_s(self) -> float:
-        """Return the seconds until the time limit; at least 0."""
 
 
 class Step(Protocol):
@@ -73,31 +60,15 @@ class Step(Protocol):
         The inputs are unchanged. Checks that files and images of the result still exist.
         """
 
-    def run(self, context: StepContext) -> StepResult:
+    def run(self, context: "StepContext") -> StepResult:
         """Run to the end; raise `TreenailError`. A step that ran before keeps what it can."""
-
-
-class StepObserver(Protocol):
-    """Is informed of steps, to publish what the installation does."""
-
-    def begin_step(self, step: Step) -> None:
-        """A step begins, or its earlier result is checked."""
-
-    def report(self, text: str) -> None:
-        """The running step does this now."""
-
-    def end_step(self, step: Step) -> None:
-        """A step is done, in this process or in an earlier one."""
-
-    def fail_step(self, step: Step, error: errors.TreenailError) -> None:
-        """A step failed."""
 
 
 class InstallStepRunner:
     """Runs steps in order, and continues where a killed process stopped."""
 
     def __init__(
-        self, state: install_state.InstallState, observer: StepObserver, clock: clocks.Clock
+        self, state: install_state.InstallState, observer: "StatusPublisher", clock: clocks.Clock
     ) -> None:
         self._state = state
         self._observer = observer
@@ -122,13 +93,12 @@ class InstallStepRunner:
             else:
                 self._state.begin_step(step.name, inputs)
                 log.info("beginning step %s: %s", step.name, step.title)
-                result = step.run(_RunningStep(step, self._observer, self._clock))
+                result = step.run(StepContext(step, self._observer, self._clock))
                 self._state.finish_step(step.name, result)
                 log.info("finished step %s", step.name)
         except errors.TreenailError as error:
             self._record_failure(step, error)
             raise
-        self._observer.end_step(step)
 
     def _resume_step(self, step: Step, inputs: StepInputs) -> bool:
         record = self._state.find_step(step.name)
@@ -158,18 +128,22 @@ class InstallStepRunner:
             log.warning("cannot record the failure: %s", another)
 
 
-class _RunningStep:
-    def __init__(self, step: Step, observer: StepObserver, clock: clocks.Clock) -> None:
+class StepContext:
+    """The running step's view of the process."""
+
+    def __init__(self, step: Step, observer: "StatusPublisher", clock: clocks.Clock) -> None:
         self._step = step
         self._observer = observer
         self._clock = clock
         self._end = None if step.limit is None else clock.monotonic() + step.limit.seconds
 
     def report(self, text: str) -> None:
+        """Publish in a few words what the step does now; the text contains nothing secret."""
         log.info("%s: %s", self._step.name, text)
         self._observer.report(text)
 
     def wait(self, seconds: float) -> None:
+        """Sleep, at most until the time limit; raise `StepOverdueError` when it has passed."""
         rest = self.remaining_s()
         if rest <= 0 and (limit := self._step.limit) is not None:
             raise StepOverdueError(
@@ -180,6 +154,7 @@ class _RunningStep:
         self._clock.sleep(min(seconds, rest))
 
     def remaining_s(self) -> float:
+        """Return the seconds until the time limit; at least 0."""
         return float("inf") if self._end is None else max(0.0, self._end - self._clock.monotonic())
 
 
@@ -191,7 +166,7 @@ def format_limit(seconds: float) -> str:
 
 STATUS_VERSION = 1
 _TEXT_LIMIT = 2000
-_LIMIT = 1024 * 1024
+_LIMIT = sizes.MIB
 
 
 class InstallPhase(StrEnum):
@@ -261,7 +236,7 @@ class InstallStatus:
 
 
 class StatusPublisher:
-    """Publishes the status; a `StepObserver`. Thread-safe.
+    """Publishes the status. Thread-safe.
 
     A status that cannot be written is logged once: it must not end an installation.
     """
@@ -314,9 +289,6 @@ class StatusPublisher:
     def report(self, text: str) -> None:
         """Publish what the step does now."""
         self._change_status(activity=text[:_TEXT_LIMIT])
-
-    def end_step(self, step: Step) -> None:
-        """Do nothing: the next step follows at once."""
 
     def fail_step(self, step: Step, error: errors.TreenailError) -> None:
         """Publish the failure."""

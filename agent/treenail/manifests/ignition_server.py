@@ -8,6 +8,7 @@ machines join with bootstrap tokens and requests of their kubelets: this access 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treenail.api import component_names
 from treenail.api.decode import Json
 from treenail.controllers.handover.image_mode import CONFIGMAP
 from treenail.manifests import objects, permissions
@@ -16,7 +17,7 @@ from treenail.manifests.installation import NAME as CONTROLLER_NAME
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
 from treenail.provisioning.tokens import bootstrap_tokens, token_store
 
-NAME = "treenail-ignition"
+NAME = component_names.IGNITION_SERVER
 PORT = 22623
 """The port of the Machine Config Operator's server."""
 METRICS_PORT = 22625

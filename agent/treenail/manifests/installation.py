@@ -8,12 +8,11 @@ import yaml
 
 from treenail import __version__
 from treenail.api import annotations as key
-from treenail.api import decode
+from treenail.api import component_names, decode
 from treenail.controllers.image_build.job_builder import JobSettings
-from treenail.controllers.runtime import runtime
 from treenail.manifests import objects, permissions
 
-NAME = runtime.LEASE_NAME
+NAME = component_names.CONTROLLER
 NODE_ROLE_NAME = "treenail-node"
 PORT = 8080
 WEB_PORT = 8081
@@ -33,7 +32,7 @@ class InstallOptions:
     """Controllers, namespace and image to install."""
 
     controllers: Sequence[str] = permissions.DEFAULT_CONTROLLERS
-    namespace: str = runtime.DEFAULT_NAMESPACE
+    namespace: str = component_names.NAMESPACE
     image: str = f"localhost/{NAME}:{__version__}"
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""

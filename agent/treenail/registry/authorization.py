@@ -15,6 +15,7 @@ from typing import Protocol
 from urllib.parse import urlencode
 
 from treenail import clocks, sanitize
+from treenail.registry import names
 from treenail.registry.errors import AnswerInvalid, LoginRefused, make_status_error
 from treenail.registry.transport import (
     RegistryAnswer,
@@ -23,10 +24,6 @@ from treenail.registry.transport import (
     Url,
     parse_url,
 )
-
-# Logins for Docker Hub are stored under any of these names: docker writes index.docker.io, podman
-# docker.io.
-_DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
 class LoginEntry(Protocol):
@@ -75,7 +72,7 @@ def select_login(entries: Mapping[str, LoginEntry], host: str, repository: str) 
     The entries are those of containers-auth.json(5): ``host``, ``host/namespace`` and
     ``host/namespace/repository``. Return None without an entry for the registry.
     """
-    for name in _DOCKER_HUB if host in _DOCKER_HUB else (host,):
+    for name in names.DOCKER_HUB if host in names.DOCKER_HUB else (host,):
         path = f"{name}/{repository}"
         while True:
             if path in entries:

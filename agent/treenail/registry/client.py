@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
+from treenail import oci_content
 from treenail.clocks import Clock
 from treenail.registry import errors, names
 from treenail.registry.authorization import ANONYMOUS, Authorization, Login, read_error_text
@@ -29,7 +30,7 @@ from treenail.retry import retry_registry_call
 
 T = TypeVar("T")
 
-_ACCEPT = ", ".join((*names.MANIFEST_TYPES, *names.INDEX_TYPES))
+_ACCEPT = ", ".join((*oci_content.MANIFEST_TYPES, *oci_content.INDEX_TYPES))
 _REDIRECTS = {301, 302, 303, 307, 308}
 # No login, then a token, then a new token in place of one that ended early.
 _AUTHORIZATION_TRIES = 3
@@ -120,9 +121,9 @@ class RegistryClient:
         """Store a manifest; return its digest, and whether the registry lists it as a referrer."""
         names.check_repository(repository)
         names.check_reference(reference)
-        digest = names.compute_digest(content)
+        digest = oci_content.compute_digest(content)
         action = f"push the manifest {self.format_image(repository, reference)}"
-        if names.is_digest(reference) and reference != digest:
+        if oci_content.is_digest(reference) and reference != digest:
             raise errors.DigestMismatch(f"cannot {action}: its content has the digest {digest}")
 
         def push() -> tuple[str, bool]:
@@ -270,7 +271,9 @@ class RegistryClient:
 
     def format_image(self, repository: str, reference: str) -> str:
         """Return a pull spec for messages."""
-        return f"{self.host}/{repository}{'@' if names.is_digest(reference) else ':'}{reference}"
+        return (
+            f"{self.host}/{repository}{'@' if oci_content.is_digest(reference) else ':'}{reference}"
+        )
 
     def make_url(self, repository: str, path: str) -> Url:
         """Return the URL of something in a repository."""
@@ -348,7 +351,7 @@ class RegistryClient:
 
     def get_page(self, repository: str, url: Url, action: str) -> tuple[RegistryAnswer, bytes]:
         """Return the answer and the content of one page of a list."""
-        headers = {"Accept": f"application/json, {names.INDEX_TYPES[0]}"}
+        headers = {"Accept": f"application/json, {oci_content.INDEX_TYPES[0]}"}
         answer = self.send("GET", url, headers, scopes=_pull(repository), action=action)
         self.check_status(answer, {200}, action=action)
         return answer, answer.read(self.limits.page_bytes)
@@ -420,10 +423,12 @@ def _push(repository: str) -> tuple[str, ...]:
 def _make_manifest(
     answer: RegistryAnswer, reference: str, content: bytes, *, action: str
 ) -> names.Manifest:
-    digest = names.compute_digest(content)
+    digest = oci_content.compute_digest(content)
     address = answer.url.address
     expected = (
-        reference if names.is_digest(reference) else answer.get_header("Docker-Content-Digest")
+        reference
+        if oci_content.is_digest(reference)
+        else answer.get_header("Docker-Content-Digest")
     )
     if expected and expected != digest:
         raise errors.DigestMismatch(
@@ -440,8 +445,8 @@ def _make_manifest(
     media_type = document.get("mediaType") or _read_media_type(answer)
     # One content must not be an index to one reader and an image to another.
     if not isinstance(media_type, str) or media_type not in (
-        *names.MANIFEST_TYPES,
-        *names.INDEX_TYPES,
+        *oci_content.MANIFEST_TYPES,
+        *oci_content.INDEX_TYPES,
     ):
         raise errors.AnswerInvalid(
             f"cannot {action}: expected a manifest of OCI or Docker schema 2, found the media "
@@ -450,13 +455,15 @@ def _make_manifest(
     # Clients that decide by the media type and clients that decide by the fields would read two
     # different images from one digest (CVE-2021-41190).
     has_layers, has_manifests = "layers" in document, "manifests" in document
-    if has_layers in (media_type in names.INDEX_TYPES, has_manifests):
+    if has_layers in (media_type in oci_content.INDEX_TYPES, has_manifests):
         raise errors.AnswerInvalid(f"cannot {action}: its content is not that of {media_type}")
     return names.Manifest(media_type, digest, content)
 
 
 def _check_received_digest(digest: str, reference: str, *, action: str, host: str) -> None:
-    if not names.is_digest(digest) or (names.is_digest(reference) and digest != reference):
+    if not oci_content.is_digest(digest) or (
+        oci_content.is_digest(reference) and digest != reference
+    ):
         raise errors.DigestMismatch(f"cannot {action}: {host} answered the digest {digest[:100]!r}")
 
 

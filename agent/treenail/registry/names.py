@@ -1,29 +1,23 @@
 """Names in a registry: repositories, tags, digests, and descriptors of content."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.errors import ConfigError
+from treenail.oci_content import INDEX_TYPES, is_digest
 from treenail.registry.errors import AnswerInvalid
 from treenail.sanitize import escape_line
-
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-MANIFEST_TYPES = (OCI_MANIFEST, DOCKER_MANIFEST)
-INDEX_TYPES = (OCI_INDEX, DOCKER_LIST)
 
 _HOST = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?(:[0-9]{1,5})?")
 # The grammar of names and tags is that of the OCI distribution API, Pulling manifests.
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
 _REPOSITORY_LIMIT = 255
-_DOCKER_HUB = {"docker.io", "index.docker.io"}
+# Logins for Docker Hub are stored under any of these names: docker writes index.docker.io, podman
+# docker.io.
+DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 # Larger integers are not portable in JSON (RFC 8259, section 6).
 _SIZE_LIMIT = 2**53
 
@@ -51,16 +45,6 @@ class Manifest:
     def is_index(self) -> bool:
         """Whether this is a list of manifests."""
         return self.media_type in INDEX_TYPES
-
-
-def compute_digest(content: bytes) -> str:
-    """Return the digest of content: ``sha256:`` and 64 hex digits."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def is_digest(text: object) -> bool:
-    """Return whether the text is a SHA-256 digest; registries may use no other algorithm here."""
-    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def check_host(host: str) -> str:
@@ -94,7 +78,7 @@ def check_digest(digest: str) -> str:
 def get_endpoint(host: str) -> str:
     """Return the host that serves the API of a registry: Docker Hub has another one."""
     # docker.io serves web pages; the API is on this host (containers/image, docker_client.go).
-    return "registry-1.docker.io" if host in _DOCKER_HUB else host
+    return "registry-1.docker.io" if host in DOCKER_HUB else host
 
 
 def parse_descriptor(document: object, *, where: str) -> Descriptor:

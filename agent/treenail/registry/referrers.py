@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 
+from treenail import oci_content
 from treenail.registry import errors, names, transport, uploads
 from treenail.registry.client import RegistryClient
 
@@ -50,7 +51,7 @@ def attach(
     config = uploads.upload_bytes(client, repository, EMPTY_TYPE, EMPTY)
     document = {
         "schemaVersion": 2,
-        "mediaType": names.OCI_MANIFEST,
+        "mediaType": oci_content.OCI_MANIFEST,
         "artifactType": artifact_type,
         "config": encode_descriptor(config),
         "layers": [encode_descriptor(layer)],
@@ -59,10 +60,10 @@ def attach(
     }
     manifest = encode_document(document)
     digest, is_listed = client.push_manifest(
-        repository, names.compute_digest(manifest), names.OCI_MANIFEST, manifest
+        repository, oci_content.compute_digest(manifest), oci_content.OCI_MANIFEST, manifest
     )
     artifact = names.Descriptor(
-        names.OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
+        oci_content.OCI_MANIFEST, digest, len(manifest), dict(annotations or {}), artifact_type
     )
     if not is_listed:
         add_to_referrers_tag(client, repository, subject.digest, artifact)
@@ -135,10 +136,10 @@ def add_to_referrers_tag(
             break
         index = {
             "schemaVersion": 2,
-            "mediaType": names.OCI_INDEX,
+            "mediaType": oci_content.OCI_INDEX,
             "manifests": [encode_descriptor(descriptor) for descriptor in (*listed, artifact)],
         }
-        client.put_manifest(repository, tag, names.OCI_INDEX, encode_document(index))
+        client.put_manifest(repository, tag, oci_content.OCI_INDEX, encode_document(index))
     listed = _list_by_tag(client, repository, digest)
     if not any(descriptor.digest == artifact.digest for descriptor in listed):
         raise errors.AnswerInvalid(

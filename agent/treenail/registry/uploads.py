@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Protocol
 from urllib.parse import quote
 
+from treenail import oci_content, sizes
 from treenail.errors import FileError
 from treenail.registry import names, transport
 from treenail.registry.client import RegistryClient
@@ -15,7 +16,7 @@ from treenail.registry.errors import AnswerInvalid, DigestMismatch, RegistryErro
 
 # The end of a Range is the position of the last byte; docker-registry writes no unit before it.
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,15})")
-_CHUNK_LIMIT = 512 * 1024 * 1024
+_CHUNK_LIMIT = 512 * sizes.MIB
 _STARTS = 5
 
 
@@ -118,7 +119,7 @@ def upload_bytes(
     client: RegistryClient, repository: str, media_type: str, content: bytes
 ) -> names.Descriptor:
     """Upload a blob from memory, and return its descriptor."""
-    descriptor = names.Descriptor(media_type, names.compute_digest(content), len(content))
+    descriptor = names.Descriptor(media_type, oci_content.compute_digest(content), len(content))
     upload_blob(client, repository, descriptor, lambda: BytesIO(content))
     return descriptor
 

@@ -10,8 +10,8 @@ import pytest
 from tests.fixtures.objects import collection_of
 from tests.provisioning.samples import make_pool
 from tests.provisioning.token_cluster import SECRET, TokenCluster, run_token_cluster
+from treenail.api import component_names
 from treenail.cli.controller.main import main
-from treenail.cli.controller.serve_tokens import DEFAULT_NAMESPACE
 from treenail.cli.output import EXIT_USAGE
 from treenail.manifests import ignition_server, installation
 from treenail.manifests.objects import build_binding, build_role
@@ -52,7 +52,7 @@ def read_json(run: Run, *arguments: str) -> Any:
 
 
 def test_namespace_is_that_of_the_manifests() -> None:
-    assert DEFAULT_NAMESPACE == ignition_server.NAME
+    assert component_names.IGNITION_SERVER == ignition_server.NAME
 
 
 def test_created_token_is_printed_once_with_user_data(
@@ -151,8 +151,8 @@ def test_revoked_token_is_printed_although_its_bootstrap_token_stays(
     name = read_name(run("create", "--pool=worker", "-o", "token")[1].strip())
     used = confirm_use(cluster.read_record(name), "10.0.0.1", 0.0)
     cluster.make_store().change(lambda table: (table.put(used), None))
-    place = {"name": "guest", "namespace": DEFAULT_NAMESPACE}
-    accounts = f"/api/v1/namespaces/{DEFAULT_NAMESPACE}/serviceaccounts"
+    place = {"name": "guest", "namespace": component_names.IGNITION_SERVER}
+    accounts = f"/api/v1/namespaces/{component_names.IGNITION_SERVER}/serviceaccounts"
     account = cluster.admin.post(accounts, {"metadata": place}).ok()
     rules = build_named_rules({"secrets": TOKEN_SECRET}, ("get", "patch"))
     for document in (
@@ -161,7 +161,7 @@ def test_revoked_token_is_printed_although_its_bootstrap_token_stays(
     ):
         cluster.admin.post(collection_of(document), document).ok()
     kubeconfig = cluster.server.write_account_kubeconfig(
-        DEFAULT_NAMESPACE, account["metadata"]["name"]
+        component_names.IGNITION_SERVER, account["metadata"]["name"]
     )
     assert main(["token", "revoke", name, f"--kubeconfig={kubeconfig}"]) == 1
     output, errors = capsys.readouterr()
@@ -186,9 +186,9 @@ def test_token_in_a_missing_namespace_names_it(run: Run) -> None:
 def test_user_without_access_gets_a_remedy(
     cluster: TokenCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    accounts = f"/api/v1/namespaces/{DEFAULT_NAMESPACE}/serviceaccounts"
+    accounts = f"/api/v1/namespaces/{component_names.IGNITION_SERVER}/serviceaccounts"
     cluster.admin.post(accounts, {"metadata": {"name": "guest"}}).ok()
-    kubeconfig = cluster.server.write_account_kubeconfig(DEFAULT_NAMESPACE, "guest")
+    kubeconfig = cluster.server.write_account_kubeconfig(component_names.IGNITION_SERVER, "guest")
     assert main(["token", "list", f"--kubeconfig={kubeconfig}"]) == 1
     errors = capsys.readouterr().err
     assert 'cannot get resource "secrets"' in errors

@@ -112,6 +112,7 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
     }
 
 
+@pytest.mark.process
 def test_archive_file_is_private_and_replaces_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "x.tar.gz")
     assert main(["collect", "--root", str(tmp_path), "-o", path]) == 0
@@ -119,6 +120,7 @@ def test_archive_file_is_private_and_replaces_nothing(tmp_path: Path) -> None:
     assert main(["collect", "--root", str(tmp_path), "-o", path]) == EXIT_FAILED
 
 
+@pytest.mark.process
 def test_archive_is_not_written_to_a_terminal(tmp_path: Path) -> None:
     terminal, other = os.openpty()
     with os.fdopen(terminal), os.fdopen(other, "w") as stdout, redirect_stdout(stdout):

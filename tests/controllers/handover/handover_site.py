@@ -15,6 +15,7 @@ from tests.installer.registries import make_registry
 from tests.registry.real_registry import RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE
 from treenail.api.decode import Json
 from treenail.clocks import Clock
 from treenail.controllers.handover.controller import InstallController
@@ -28,7 +29,7 @@ from treenail.controllers.handover.handover_objects import (
     build_handover_secret,
     read_result_configmap,
 )
-from treenail.controllers.handover.image_mode import NAMESPACE, ImageMode
+from treenail.controllers.handover.image_mode import ImageMode
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader

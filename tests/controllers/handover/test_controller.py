@@ -34,7 +34,7 @@ from treenail.kube.resources import (
     SECRETS,
     get_object,
 )
-from treenail.registry.names import compute_digest
+from treenail.oci_content import compute_digest
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]

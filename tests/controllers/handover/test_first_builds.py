@@ -11,11 +11,12 @@ from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import RegistryService, lab_registry
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.component_names import NAMESPACE
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import format_rfc3339
 from treenail.controllers.handover.controller import InstallationGate
 from treenail.controllers.handover.handover_objects import HandoverResult, build_result_configmap
-from treenail.controllers.handover.image_mode import CONFIGMAP, NAMESPACE, ImageMode
+from treenail.controllers.handover.image_mode import CONFIGMAP, ImageMode
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
 from treenail.errors import AlreadyExistsError
 from treenail.kube.api_client import Json

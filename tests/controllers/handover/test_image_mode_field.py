@@ -33,7 +33,8 @@ def parse(text: str) -> ParsedImageMode:
 
 
 def find_problems(field: str) -> list[str]:
-    return [str(each) for each in parse(f"apiVersion: v1\nimageMode:{field}").problems]
+    problems = parse(f"apiVersion: v1\nimageMode:{field}").problems
+    return [f"{problem}; {problem.remedy}" for problem in problems]
 
 
 def test_field_with_all_settings_is_read() -> None:

@@ -12,7 +12,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.build_spec import BuildSpec
 from treenail.config.image_mirrors import NO_MIRRORS
-from treenail.controllers.image_build.build_planner import BuildInputPlanner
+from treenail.controllers.image_build.build_planner import BuildPlanner
 from treenail.controllers.image_build.cluster_reader import ClusterReader, FileObjects
 from treenail.controllers.image_build.job_builder import BuildReference, JobSettings, build_inputs
 from treenail.errors import ConfigError
@@ -65,7 +65,7 @@ def make_objects(text: str) -> tuple[MachineOSConfig, MachineConfigPool]:
 def test_only_a_build_that_has_not_ended_needs_entitlements() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": ENTITLEMENTS[1]}}
     objects = RecordingObjects(secret)
-    planner = BuildInputPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
+    planner = BuildPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
     config, pool = make_objects("FROM configs AS final\nRUN true\n")
     plan = planner.plan_build(config, pool, frozenset())
     assert [each.name for each in plan.entitlements] == ENTITLEMENTS[1:2]
@@ -81,7 +81,7 @@ def test_text_without_a_part_of_the_user_has_no_line_of_the_user() -> None:
         extensions=["usbguard"],
         baseOSExtensionsContainerImage=f"registry.example.com/os/extensions@sha256:{'c' * 64}",
     )
-    planner = BuildInputPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
+    planner = BuildPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
     (system,) = planner.plan_build(*make_objects(""), frozenset()).systems
     assert "rpm-ostree install" in system.containerfile
     # A failure there must not name a line of a text that the user has not written.
@@ -92,7 +92,7 @@ def test_text_without_a_part_of_the_user_has_no_line_of_the_user() -> None:
 def test_trust_bundle_that_is_not_base64_is_named(bundle: str) -> None:
     found = {"metadata": {"name": "machine-config-controller"}, "kind": "ControllerConfig"}
     objects = RecordingObjects({**found, "spec": {"additionalTrustBundle": bundle}})
-    planner = BuildInputPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
+    planner = BuildPlanner(ClusterReader(objects, CLOCK, namespace="builds"))
     with pytest.raises(ConfigError, match=r"spec\.additionalTrustBundle: expected base64"):
         planner.plan_build(*make_objects(""), frozenset())
 
@@ -112,7 +112,7 @@ def test_mirrors_of_the_config_reach_the_job_and_change_no_key(text: str) -> Non
         "spec": {"imageRegistryBundleUserData": [{"file": "m.example", "data": ca}]},
     }
     plans = [
-        BuildInputPlanner(ClusterReader(objects, CLOCK, namespace="builds")).plan_build(
+        BuildPlanner(ClusterReader(objects, CLOCK, namespace="builds")).plan_build(
             *make_objects(text), frozenset()
         )
         for objects in (

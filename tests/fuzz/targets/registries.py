@@ -29,10 +29,11 @@ from treenail.kube.transport.connection import (
 )
 from treenail.kube.transport.kubeconfig import ApiServerConfig
 from treenail.kube.transport.native import _HttpProtocol
+from treenail.oci_content import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import read_artifact, resolve_image
-from treenail.registry.names import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Descriptor
+from treenail.registry.names import Descriptor
 from treenail.registry.referrers import get_referrers
 from treenail.registry.transport import TlsSettings
 from treenail.registry.uploads import upload_bytes

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treenail import sizes
 from treenail.builder.buildah.disk_space import DiskSpace
 from treenail.image.build_result import BuildReason
 
@@ -35,11 +36,10 @@ _NEEDS_SPACE = (
     r"needs \d+ ?[kmg]b (?:more space )?on the / filesystem",
     r"at least \d+ ?[kmg]b more space needed on the / filesystem",
 )
-_MIB = 1024 * 1024
 # The kernel refuses a large allocation while less than this is free.
-_FULL_BELOW = 512 * _MIB
+_FULL_BELOW = 512 * sizes.MIB
 # More than packages of one transaction need.
-_NEEDED_BELOW = 8192 * _MIB
+_NEEDED_BELOW = 8192 * sizes.MIB
 _FEW_FILES = 100
 # Of imagebuildah/stage_executor.go: the instruction, which may have several lines, and the error of
 # its container.
@@ -130,7 +130,7 @@ def _is_disk_full(output: str, space: DiskSpace | None) -> bool:
 
 
 def _describe_full_disk(error: str, space: DiskSpace | None) -> str:
-    free = "" if space is None else f" ({space.free_bytes // _MIB} MiB were free)"
+    free = "" if space is None else f" ({space.free_bytes // sizes.MIB} MiB were free)"
     return f"no space left on the builder's disk{free}: {error}"
 
 

@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.api.decode import load_json
 from treenail.builder.buildah.stored_tree import StoredTree
 from treenail.image.oci import packages
@@ -31,13 +30,7 @@ _RELEASES = ("/usr/lib/os-release", "/etc/os-release")
 _INSTALLED = "ok installed"
 
 
-class Tree(Protocol):
-    """Files of an image; raises `FileError`."""
-
-    def read_file(self, path: str) -> bytes | None: ...
-
-
-def read_packages(tree: Tree, scratch: Path) -> packages.PackageList | None:
+def read_packages(tree: StoredTree, scratch: Path) -> packages.PackageList | None:
     """Return the packages; None if the tree has no database that can be read.
 
     ``scratch`` is a directory for a copy. Raises `FileError` for a damaged database.
@@ -102,7 +95,7 @@ def _read_rpm(
         raise errors.FileError(f"cannot read {path}: {error}") from error
 
 
-def _read_id(tree: Tree) -> str:
+def _read_id(tree: StoredTree) -> str:
     """Return the ID of os-release(5)."""
     for path in _RELEASES:
         for line in (tree.read_file(path) or b"").decode("utf-8", "replace").split("\n"):
@@ -114,7 +107,7 @@ def _read_id(tree: Tree) -> str:
 log = logging.getLogger(__name__)
 
 _PACKAGE_FILE = "packages.json"
-_PACKAGE_FILE_LIMIT = 16 * 1024 * 1024
+_PACKAGE_FILE_LIMIT = 16 * sizes.MIB
 
 
 def write_packages(work: Path, driver: str, image: str) -> None:

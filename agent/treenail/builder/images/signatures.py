@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from treenail.errors import ConfigError
-from treenail.image.oci.documents import OCI_MANIFEST
 from treenail.image.oci.signature import (
     CONFIG_TYPE,
     PAYLOAD_TYPE,
@@ -15,6 +14,7 @@ from treenail.image.oci.signature import (
     make_signature_tag,
     read_signatures,
 )
+from treenail.oci_content import OCI_MANIFEST
 from treenail.registry import names, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError

@@ -28,8 +28,6 @@ from treenail.builder.buildah.program import (
 from treenail.builder.phases import build, termination
 from treenail.image import build_result
 
-DRIVERS = ("overlay", "vfs")
-
 log = logging.getLogger(__name__)
 
 
@@ -99,7 +97,9 @@ def create_parser() -> argparse.ArgumentParser:
         type=_parse_mount,
         help="let instructions see the directory SOURCE, unless it is absent; repeatable",
     )
-    build_parser.add_argument("--driver", choices=DRIVERS, default=DRIVERS[0])
+    build_parser.add_argument(
+        "--driver", choices=build_spec.STORAGE_DRIVERS, default=build_spec.STORAGE_DRIVERS[0]
+    )
     build_parser.add_argument("--timeout", metavar="SECONDS", type=float, default=3600.0)
     return parser
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import BinaryIO
 
-from treenail import __version__, clocks
+from treenail import __version__, clocks, oci_content
 from treenail.api import decode
 from treenail.builder import build_layout, build_spec, registries
 from treenail.builder.images.packages import read_package_file
@@ -29,8 +29,6 @@ from treenail.registry.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-_OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 def push_image(
@@ -169,7 +167,7 @@ def _push_cache(
                     image.media_type, image.digest, len(image.content)
                 )
             content = _make_index(entries.values())
-            client.put_manifest(cache.repository, tag, _OCI_INDEX, content)
+            client.put_manifest(cache.repository, tag, oci_content.OCI_INDEX, content)
     except TreenailError as error:
         log.warning("cannot write the build cache: %s", error)
 
@@ -215,5 +213,5 @@ def _make_index(entries: Iterable[names.Descriptor]) -> bytes:
         {"mediaType": entry.media_type, "digest": entry.digest, "size": entry.size}
         for entry in entries
     ]
-    document = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": manifests}
+    document = {"schemaVersion": 2, "mediaType": oci_content.OCI_INDEX, "manifests": manifests}
     return json.dumps(document, separators=(",", ":")).encode()

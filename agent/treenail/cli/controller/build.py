@@ -14,6 +14,7 @@ from pathlib import Path
 
 from treenail import clocks, errors
 from treenail.api.machineosconfig import MachineOSConfig
+from treenail.api.node import convert_machine_name
 from treenail.builder import append_config, build_layout, build_spec, local, registries
 from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.cli import output_format, terminal
@@ -39,10 +40,8 @@ class LocalBuildResult:
     """Empty unless it was pushed."""
 
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LAYOUT_PREFIX = "oci:"
 _FETCHED_IMAGE = "image-0"
-DRIVERS = ("overlay", "vfs")
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -145,8 +144,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--storage-driver",
-        choices=DRIVERS,
-        default=DRIVERS[0],
+        choices=build_spec.STORAGE_DRIVERS,
+        default=build_spec.STORAGE_DRIVERS[0],
         help="storage driver of buildah (default: %(default)s)",
     )
     output_format.add_format_arguments(parser, output_format.TEXT_FORMATS, options=("-o",))
@@ -344,8 +343,7 @@ def _show_line(line: str) -> None:
 
 
 def _get_architecture() -> str:
-    machine = platform.machine()
-    return _MACHINES.get(machine, machine)
+    return convert_machine_name(platform.machine())
 
 
 def _get_work_directory() -> Path:

@@ -17,7 +17,8 @@ from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer
 if TYPE_CHECKING:
     from treenail.provisioning.content.document import ServedDocument
 
-_VERSIONS = {version.removesuffix(".0"): version for version in emit.VERSIONS_SERVED}
+VERSIONS = {version.removesuffix(".0"): version for version in emit.VERSIONS_SERVED}
+"""Versions of Ignition's format as users write them."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -51,8 +52,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument("--pool", metavar="NAME", required=True, help="the pool of the machine")
     parser.add_argument(
-        "--spec", metavar="VERSION", type=_parse_version,
-        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: "
+        "--spec", metavar="VERSION", type=parse_version,
+        help=f"version of Ignition's format: {', '.join(VERSIONS)} (default: "
         f"{emit.VERSIONS_SERVED[-1]}; with --pointer {HEADERS_SINCE}, which each newer Ignition "
         "reads)",
     )  # fmt: skip
@@ -95,6 +96,16 @@ def print_ignition(arguments: argparse.Namespace) -> int:
         )
     print(text)
     return 0
+
+
+def parse_version(text: str) -> str:
+    """Return a version that is served; raise `argparse.ArgumentTypeError`."""
+    version = VERSIONS.get(text, text)
+    if version not in emit.VERSIONS_SERVED:
+        raise argparse.ArgumentTypeError(
+            f"expected one of {', '.join(VERSIONS)}, found {text!r:.40}"
+        )
+    return version
 
 
 def _format_pointer(arguments: argparse.Namespace) -> str:
@@ -159,12 +170,3 @@ def _read_kubeconfig(name: str) -> bytes:
             f"cannot use {name}: expected a kubeconfig, with kind Config and clusters"
         )
     return content
-
-
-def _parse_version(text: str) -> str:
-    version = _VERSIONS.get(text, text)
-    if version not in emit.VERSIONS_SERVED:
-        raise argparse.ArgumentTypeError(
-            f"expected one of {', '.join(_VERSIONS)}, found {text!r:.40}"
-        )
-    return version

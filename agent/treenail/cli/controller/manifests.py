@@ -163,7 +163,7 @@ def _check_install_namespaces(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for namespaces in which nothing of an installation would be found."""
     if "install" not in arguments.enable or arguments.only:
         return
-    from treenail.controllers.handover.image_mode import NAMESPACE
+    from treenail.api.component_names import NAMESPACE
     from treenail.installer.directory.manifest_checks import NAMESPACES
 
     for option, namespace, expected in (

@@ -150,7 +150,7 @@ class ServeProcess:
 
     def run(self) -> int:
         """Serve until a signal; responses in progress end first."""
-        from treenail.allocator import limit_allocator, release_freed_memory
+        from treenail.memory import limit_allocator, release_freed_memory
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from treenail import clocks, errors
+from treenail.api import component_names
 from treenail.cli import argument_parser, files
 from treenail.kube.transport.kubeconfig import SERVICE_ACCOUNT
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_NAMESPACE = "treenail-ignition"
 """Namespace of the manifests."""
 MODES = ("off", "ask", "require")
 _URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
@@ -67,7 +67,7 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_namespace(arguments: argparse.Namespace) -> str:
     """Return the namespace of the server's objects."""
-    return arguments.namespace or os.environ.get("POD_NAMESPACE") or DEFAULT_NAMESPACE
+    return arguments.namespace or os.environ.get("POD_NAMESPACE") or component_names.IGNITION_SERVER
 
 
 def find_instance() -> str:
@@ -127,7 +127,6 @@ def open_access(
         MachineCredentials,
     )
     from treenail.provisioning.tokens.token_access import (
-        COMPONENT_NAME,
         PoolEvents,
         TokenAccess,
         TokenMode,
@@ -151,7 +150,8 @@ def open_access(
         store, client, clock, credentials, retry_window_s=arguments.retry_window
     )
     events = PoolEvents(
-        EventRecorder(client, COMPONENT_NAME, find_instance(), clock), source.get_pools
+        EventRecorder(client, component_names.IGNITION_SERVER, find_instance(), clock),
+        source.get_pools,
     )
 
     def settle_uses() -> None:

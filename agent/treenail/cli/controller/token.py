@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from treenail import clocks, errors
+from treenail.api import component_names
 from treenail.api.object_meta import is_object_name
 from treenail.cli import argument_parser, files, output_format, terminal
-from treenail.cli.controller import connect, serve_tokens
-from treenail.config.ignition.emit import VERSIONS_SERVED
+from treenail.cli.controller import connect, ignition
 from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer, check_server_url
 from treenail.provisioning.tokens import tokens
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from treenail.kube.api_client import Client
     from treenail.provisioning.tokens.token_store import TokenStore
 
-_VERSIONS = {version.removesuffix(".0"): version for version in VERSIONS_SERVED}
 _MAX_TTL_S = 365 * 86400.0
 _COLUMNS = (
     output_format.TableColumn("NAME"),
@@ -172,15 +171,16 @@ def _add_pointer_arguments(parser: argparse.ArgumentParser, *, is_server_require
         help="CA of the server's certificate, PEM (default: the CAs of the machine's image)",
     )  # fmt: skip
     parser.add_argument(
-        "--spec", metavar="VERSION", type=_parse_version, default=HEADERS_SINCE,
-        help=f"version of Ignition's format: {', '.join(_VERSIONS)} (default: 3.1, which each "
-        "newer Ignition reads); before 3.1 the token is part of the URL, which proxies may log",
+        "--spec", metavar="VERSION", type=ignition.parse_version, default=HEADERS_SINCE,
+        help=f"version of Ignition's format: {', '.join(ignition.VERSIONS)} (default: 3.1, which "
+        "each newer Ignition reads); before 3.1 the token is part of the URL, which proxies may "
+        "log",
     )  # fmt: skip
 
 
 def _add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-n", "--namespace", type=connect.parse_namespace, default=serve_tokens.DEFAULT_NAMESPACE,
+        "-n", "--namespace", type=connect.parse_namespace, default=component_names.IGNITION_SERVER,
         help="namespace of the server (default: %(default)s)",
     )  # fmt: skip
     connect.add_connection_arguments(parser)
@@ -431,12 +431,3 @@ def _describe_token(record: tokens.TokenRecord, now: float) -> Mapping[str, obje
 
 def _format_uses(uses: int) -> str:
     return "one machine can use it" if uses == 1 else f"{uses} machines can use it"
-
-
-def _parse_version(text: str) -> str:
-    version = _VERSIONS.get(text, text)
-    if version not in VERSIONS_SERVED:
-        raise argparse.ArgumentTypeError(
-            f"expected one of {', '.join(_VERSIONS)}, found {text!r:.40}"
-        )
-    return version

@@ -13,11 +13,11 @@ from treenail.cli import terminal
 from treenail.image.oci import signature
 from treenail.image.oci.documents import encode
 from treenail.image.push_spec import parse_push_spec
+from treenail.update.checks.signature_policy import POLICY_PATH
 
 if TYPE_CHECKING:
     from treenail.builder.images.signatures import SigningKey
 
-_POLICY = "/etc/containers/policy.json"
 _SETTINGS = "/etc/containers/registries.d/treenail.yaml"
 _KEY = "/etc/pki/containers/treenail.pub"
 _KEY_LIMIT = 64 * 1024
@@ -98,7 +98,7 @@ def print_trust(arguments: argparse.Namespace) -> int:
     key = load_key(arguments.signing_key).public_key
     files = {
         _KEY: key.to_pem().decode(),
-        _POLICY: encode(signature.make_policy(name, _KEY)).decode() + "\n",
+        POLICY_PATH: encode(signature.make_policy(name, _KEY)).decode() + "\n",
         _SETTINGS: signature.make_registry_settings(name),
     }
     if arguments.role:

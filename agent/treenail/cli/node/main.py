@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from treenail import __version__, errors, loading
+from treenail import __version__, errors, memory
 from treenail.cli import output, output_format, terminal
 from treenail.cli.argument_parser import CommandParser, parse_count
 
@@ -50,7 +50,7 @@ def _load_command(module: str) -> Command:
         if module in sys.modules:
             loaded = sys.modules[module]
         else:
-            with loading.load_modules():
+            with memory.load_modules():
                 loaded = import_module(module)
     except ModuleNotFoundError as error:
         raise errors.UsageError(

@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import closing, suppress
 
-from treenail import allocator, clocks, errors
+from treenail import clocks, errors, memory
 from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
@@ -53,7 +53,7 @@ _MEMORY_REMEDY = (
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the agent; return after a signal, or at once on a host that it cannot manage."""
-    allocator.limit_allocator()
+    memory.limit_allocator()
     bus_process = BusProcess(os.environ)
     # It loads gi while this process reads settings and ledger.
     with suppress(errors.BusError):  # the first call starts it again, and reports the cause
@@ -379,7 +379,7 @@ class Agent:
             return  # nothing was done since the last rest
         self._bus_process.close_connection()
         gc.collect()
-        allocator.release_freed_memory()
+        memory.release_freed_memory()
 
     def _handle_signal(self, number: int, _frame: object) -> None:
         self._stop.set()

@@ -17,7 +17,14 @@ from threading import Event, Lock
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.api import (
+    component_names,
+    decode,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
+)
 from treenail.builder.images.copies import CopyStopped
 from treenail.controllers.handover import (
     adoption,
@@ -26,6 +33,7 @@ from treenail.controllers.handover import (
     image_mode_field,
     image_mover,
 )
+from treenail.controllers.pools import pool_views
 from treenail.controllers.pools.os_image import find_pool_owner
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
 from treenail.kube import api_client, event_recorder, resources, watch
@@ -132,7 +140,7 @@ class InstallController:
         mover: image_mover.ImageMover,
         *,
         deadline_s: float = DEFAULT_DEADLINE_S,
-        namespace: str = image_mode.NAMESPACE,
+        namespace: str = component_names.NAMESPACE,
         metrics: controller_metrics.ControllerMetrics | None = None,
     ) -> None:
         self._client = client
@@ -166,16 +174,7 @@ class InstallController:
     ) -> None:
         """Watch the objects that an installation concerns."""
         self._moves = ImageMoveAttempts(self._mover, self._clock, enqueue)
-        self._configs = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSCONFIGS),
-            machineosconfig.MachineOSConfig.from_json,
-            optional=True,
-        )
-        self._builds = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSBUILDS),
-            machineosbuild.MachineOSBuild.from_json,
-            optional=True,
-        )
+        self._configs, self._builds = pool_views.add_build_views(informers)
         self._pools = informers.add_view(
             watch.WatchScope(resources.MACHINECONFIGPOOLS),
             machineconfigpool.MachineConfigPool.from_json,
@@ -520,7 +519,7 @@ class AdoptionWriter:
 
     def _create_object(self, action: adoption.CreateObject) -> None:
         kind, resource = action.resource.kind, action.resource
-        place = action.namespace or (image_mode.NAMESPACE if resource.namespaced else "")
+        place = action.namespace or (component_names.NAMESPACE if resource.namespaced else "")
         try:
             created = self._client.create(resource, action.document, namespace=place)
         except errors.AlreadyExistsError:
@@ -552,8 +551,6 @@ class AdoptionWriter:
         log.info("replaced Secret %s by that of the newest installation", action.name)
 
 
-BOOTSTRAP_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
-"""Pools whose machines join before the cluster can build."""
 _SETTLE_S = 30.0
 """Time for which the watch of builds may be behind the result of the hand-over."""
 
@@ -566,7 +563,7 @@ class InstallationGate:
         client: api_client.Client,
         clock: clocks.Clock,
         *,
-        namespace: str = image_mode.NAMESPACE,
+        namespace: str = component_names.NAMESPACE,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -577,7 +574,7 @@ class InstallationGate:
 
         Raises `ClusterError`.
         """
-        if pool not in BOOTSTRAP_POOLS:
+        if pool not in machineconfigpool.CONTROL_PLANE_POOLS:
             return ""
         settings = self._find_configmap(image_mode.CONFIGMAP)
         if settings is None or self._is_complete():

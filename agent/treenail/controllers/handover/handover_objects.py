@@ -13,11 +13,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treenail import errors, sanitize
+from treenail import errors, sanitize, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.api.component_names import NAMESPACE
 from treenail.config import bootstrap_registry
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.pools import node_selection, os_image, pool_status
 from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube import resources
@@ -33,7 +33,7 @@ ADOPTED_KINDS = (
 """Kinds of the objects that the cluster adopts."""
 
 _REGISTRY_KEY, _OBJECTS_KEY = "registry.json", "objects.json"
-_LIMIT = 1024 * 1024  # the maximum size of a Kubernetes Secret
+_LIMIT = sizes.MIB  # the maximum size of a Kubernetes Secret
 _IMAGES_LIMIT, _OBJECTS_LIMIT = 50, 200
 _IMAGE_FIELDS = ("pool", "digest", "pushSpec")
 _REGISTRY_FIELDS = ("registry", "ca", "username", "password", "images")

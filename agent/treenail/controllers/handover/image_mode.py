@@ -8,8 +8,6 @@ manifests to the bootstrap host and into the cluster.
 from dataclasses import dataclass
 from enum import StrEnum
 
-NAMESPACE = "treenail"
-"""Namespace of the controllers, and of what the installation adds for them."""
 CONFIGMAP = "treenail-install"
 """Name of the ConfigMap with the settings, in the namespace of the controllers."""
 CONFIGMAP_KEY = "imageMode"

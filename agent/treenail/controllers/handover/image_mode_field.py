@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from treenail.api import decode, documents, yaml11
+from treenail.api import component_names, decode, documents, yaml11
 from treenail.controllers.handover import image_mode
 from treenail.errors import ConfigError
 from treenail.image.push_spec import parse_push_spec
@@ -27,23 +27,11 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
-class FieldProblem:
-    """One mistake in the field, with its line; the caller knows the file."""
-
-    line: int
-    text: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.text}; {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedImageMode:
     """The field, and what is wrong with it; ``settings`` is None without the field."""
 
     settings: image_mode.ImageMode | None = None
-    problems: tuple[FieldProblem, ...] = ()
+    problems: tuple[documents.LineProblem, ...] = ()
     pool_lines: tuple[int, ...] = ()
     """Line of each pool in the settings."""
     line: int = 0
@@ -70,7 +58,7 @@ def parse_image_mode(text: str | bytes, *, where: str) -> ParsedImageMode:
 @dataclass(slots=True)
 class _FieldReader:
     positions: yaml11.YamlPositions
-    problems: list[FieldProblem] = field(default_factory=list)
+    problems: list[documents.LineProblem] = field(default_factory=list)
     pool_lines: list[int] = field(default_factory=list)
 
     def read_settings(self, value: object) -> image_mode.ImageMode:
@@ -218,7 +206,7 @@ class _FieldReader:
         return default
 
     def _add_problem(self, path: yaml11.FieldPath, text: str, remedy: str) -> None:
-        self.problems.append(FieldProblem(self.positions.find_line(*path), text, remedy))
+        self.problems.append(documents.LineProblem(self.positions.find_line(*path), text, remedy))
 
 
 def _format_path(path: yaml11.FieldPath) -> str:
@@ -240,7 +228,7 @@ def is_settings_configmap(document: decode.Json) -> bool:
     """Return whether an object is the ConfigMap with the settings."""
     meta = decode.Fields.from_json(document, "").get_object("metadata")
     place = (document.get("kind"), meta.get_text("namespace"), meta.get_text("name"))
-    return place == ("ConfigMap", image_mode.NAMESPACE, image_mode.CONFIGMAP)
+    return place == ("ConfigMap", component_names.NAMESPACE, image_mode.CONFIGMAP)
 
 
 def read_settings_configmap(document: decode.Json, *, where: str) -> image_mode.ImageMode:
@@ -273,7 +261,7 @@ def build_settings_configmap(settings: image_mode.ImageMode) -> decode.Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": image_mode.CONFIGMAP, "namespace": image_mode.NAMESPACE},
+        "metadata": {"name": image_mode.CONFIGMAP, "namespace": component_names.NAMESPACE},
         "data": {image_mode.CONFIGMAP_KEY: json.dumps(content, indent=1) + "\n"},
     }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import machineosbuild, object_meta
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.pools import image_tags
 from treenail.image.build_result import AttemptFailure
 
@@ -180,7 +181,7 @@ class JobFacts:
 class WantedSystem:
     """System part of the wanted build for one architecture."""
 
-    architecture: str = "amd64"
+    architecture: str = DEFAULT_ARCHITECTURE
     name: str = ""
     """The architecture if the build has several ones, otherwise empty; part of the Job's name."""
     content_key: str = ""

@@ -11,14 +11,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol
 
+from treenail import sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.clocks import Clock
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
-from treenail.controllers.pools import image_tags, node_facts, os_image
+from treenail.controllers.pools import image_tags, os_image
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image import config_layer
@@ -29,7 +30,7 @@ from treenail.kube import resources
 
 IsEnded = Callable[[str], bool]
 _MAX_PROBLEMS = 3
-_OBJECT_LIMIT = 1024 * 1024 - 64 * 1024
+_OBJECT_LIMIT = sizes.MIB - 64 * 1024
 """Bytes of own files in one ConfigMap, which also holds the Containerfile."""
 _ENTITLEMENTS: tuple[tuple[str, str, resources.Resource], ...] = (
     ("etc-pki-entitlement-{pool}", "/etc/pki/entitlement", resources.SECRETS),
@@ -117,42 +118,11 @@ def never_ended(_name: str) -> bool:
     return False
 
 
-class BuildPlanner(Protocol):
-    """Computes plans. Reads what is not watched: rendered configs, ConfigMaps and Secrets."""
+class BuildPlanner:
+    """Computes plans. Reads what is not watched: rendered configs, ConfigMaps and Secrets.
 
-    def plan_build(
-        self,
-        config: machineosconfig.MachineOSConfig,
-        pool: machineconfigpool.MachineConfigPool,
-        architectures: frozenset[str],
-        is_ended: IsEnded = never_ended,
-    ) -> BuildPlan:
-        """Raise `BuildRefused` for invalid inputs, and `ClusterError`.
-
-        ``is_ended`` says of a name whether its build has ended. The plan of such a build has no
-        entitlements, and its keys are not those of a new build.
-        """
-
-    def check_secrets(
-        self, config: machineosconfig.MachineOSConfig
-    ) -> image_tags.ImageProblem | None:
-        """Return why the present Secrets cannot be used; raise `ClusterError`."""
-
-    def read_push_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
-        """Read the login for pushes; raise `CredentialError` or `ClusterError`."""
-
-    def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
-        """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
-
-    def read_ca(self, registry: str) -> str:
-        """Return the CAs of a registry beside those of the system, in PEM."""
-
-    def read_rendered(self, name: str) -> machineconfig.MachineConfig:
-        """Read a rendered config; raise `ConfigError` or `ClusterError`."""
-
-
-class BuildInputPlanner:
-    """A `treenail.controllers.image_build.build_planner.BuildPlanner`. Thread-safe."""
+    Thread-safe.
+    """
 
     def __init__(
         self,
@@ -176,7 +146,12 @@ class BuildInputPlanner:
         architectures: frozenset[str],
         is_ended: IsEnded = never_ended,
     ) -> BuildPlan:
-        """Plan the build of the pool's rendered config; raise `BuildRefused`."""
+        """Plan the build of the pool's rendered config.
+
+        ``is_ended`` says of a name whether its build has ended. The plan of such a build has no
+        entitlements, and its keys are not those of a new build. Raises `BuildRefused` for invalid
+        inputs, and `ClusterError`.
+        """
         config = image_tags.pin_base_image(config)
         rendered = self._reader.read_rendered_facts(pool.configuration.name)
         names = choose_architectures(architectures)
@@ -264,7 +239,7 @@ class BuildInputPlanner:
     def check_secrets(
         self, config: machineosconfig.MachineOSConfig
     ) -> image_tags.ImageProblem | None:
-        """Return why the present Secrets cannot be used."""
+        """Return why the present Secrets cannot be used; raise `ClusterError`."""
         push, base = config.push_secret, config.base_pull_secret
         findings = list(
             checks.find_push_secret_findings(
@@ -294,15 +269,15 @@ class BuildInputPlanner:
         return self._reader.read_login(config.push_secret)
 
     def read_base_login(self, config: machineosconfig.MachineOSConfig) -> pullsecret.PullSecret:
-        """Read the login for the base image."""
+        """Read the login for the base image; raise `CredentialError` or `ClusterError`."""
         return self._reader.read_base_login(config.base_pull_secret)
 
     def read_ca(self, registry: str) -> str:
-        """Return the CAs of a registry."""
+        """Return the CAs of a registry beside those of the system, in PEM."""
         return self._reader.read_ca(registry)
 
     def read_rendered(self, name: str) -> machineconfig.MachineConfig:
-        """Read a rendered config with its files."""
+        """Read a rendered config with its files; raise `ConfigError` or `ClusterError`."""
         return self._reader.read_rendered(name)
 
     def read_mirrors(self, name: str) -> image_mirrors.ImageMirrors:
@@ -351,7 +326,7 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
 
 def choose_architectures(present: frozenset[str]) -> tuple[str, ...]:
     """Return the architectures of an image for nodes with these ones, in a fixed order."""
-    return tuple(sorted(present)) or (node_facts.DEFAULT_ARCHITECTURE,)
+    return tuple(sorted(present)) or (DEFAULT_ARCHITECTURE,)
 
 
 def _plan_system(
@@ -445,7 +420,7 @@ def plan_builds(
             remedy="add a MachineOSConfig whose spec.machineConfigPool.name is a pool of the input",
         )
     reader = cluster_reader.ClusterReader(objects, clock, namespace="")
-    planner = BuildInputPlanner(reader, options=options)
+    planner = BuildPlanner(reader, options=options)
     builds = []
     for image_config in configs:
         config = _pin_tag(image_config, reader, resolve_tag)
@@ -476,7 +451,7 @@ def _plan_build(
     manifests: render.InputManifests,
     objects: cluster_reader.FileObjects,
     reader: cluster_reader.ClusterReader,
-    planner: BuildInputPlanner,
+    planner: BuildPlanner,
     architectures: frozenset[str],
 ) -> OfflineBuild:
     if config.pool not in manifests.pools:

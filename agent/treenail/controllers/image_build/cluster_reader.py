@@ -10,7 +10,7 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,9 +29,9 @@ from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_objects
-from treenail.controllers.pools import node_selection, pool_index, pool_membership
+from treenail.controllers.pools import node_selection, pool_index, pool_membership, pool_views
 from treenail.controllers.render.render import RenderedConfig
-from treenail.controllers.runtime import informer_set
+from treenail.controllers.runtime import informer_set, workers
 from treenail.image.inputs.build_inputs import find_build_paths
 from treenail.kube import resources, watch
 
@@ -49,7 +49,6 @@ _FILE_RESOURCES = (
 )
 REPOSITORIES = "etc-yum-repos-d"
 """ConfigMap with the package repositories that the instructions of every build see."""
-Enqueue = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +326,7 @@ class BuildViews:
         self._lock = threading.Lock()
         self._architectures: dict[str, frozenset[str]] | None = None
         """By pool; None until they are needed. Grouping reads every Node."""
-        self._enqueue: Enqueue
+        self._enqueue: workers.Enqueue
         self.configs: informer_set.InformerView[machineosconfig.MachineOSConfig]
         self.builds: informer_set.InformerView[machineosbuild.MachineOSBuild]
         self.pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
@@ -336,19 +335,12 @@ class BuildViews:
         self.jobs: informer_set.InformerView[build_objects.ObservedJob]
         self.pods: informer_set.InformerView[build_objects.ObservedPod]
 
-    def register_watches(self, informers: informer_set.InformerSet, enqueue: Enqueue) -> None:
+    def register_watches(
+        self, informers: informer_set.InformerSet, enqueue: workers.Enqueue
+    ) -> None:
         """Add the views, and enqueue MachineOSConfigs when something changes for them."""
         self._enqueue = enqueue
-        self.configs = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSCONFIGS),
-            machineosconfig.MachineOSConfig.from_json,
-            optional=True,
-        )
-        self.builds = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSBUILDS),
-            machineosbuild.MachineOSBuild.from_json,
-            optional=True,
-        )
+        self.configs, self.builds = pool_views.add_build_views(informers)
         self.pools = informers.add_view(
             watch.WatchScope(resources.MACHINECONFIGPOOLS),
             machineconfigpool.MachineConfigPool.from_json,
@@ -499,7 +491,7 @@ class BuildViews:
                 self._enqueue(config.name)
 
     def _enqueue_sharers(self, job: build_objects.ObservedJob) -> None:
-        """Enqueue every MachineOSConfig whose running build has the key of the Job."""
+        """workers.Enqueue every MachineOSConfig whose running build has the key of the Job."""
         self._enqueue(job.facts.image_config)
         for build in self.builds.get_all().values():
             if not build.state.has_ended and job.facts.share_key in {

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -62,43 +61,6 @@ FindHoldReason = Callable[[str], str]
 """Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
 
 
-class SystemBuilder(Protocol):
-    """Builds the system part of an image. All methods can be repeated, and raise `ClusterError`."""
-
-    def start_attempt(
-        self,
-        plan: build_planner.BuildPlan,
-        system: build_planner.SystemPlan,
-        config: machineosconfig.MachineOSConfig,
-        build: machineosbuild.MachineOSBuild,
-        attempt: int,
-    ) -> None:
-        """Begin an attempt for one architecture.
-
-        Raises `ConflictError` if one of the same key runs.
-        """
-
-    def adopt_attempt(
-        self, job: build_facts.JobFacts, build: machineosbuild.MachineOSBuild
-    ) -> None:
-        """Add a build to those that wait for a running attempt."""
-
-    def end_attempt(self, job: build_facts.JobFacts, *, has_inputs: bool) -> None:
-        """End an attempt; with ``has_inputs`` delete also the inputs and logins of the build."""
-
-
-class ConfigLayerBuilder(Protocol):
-    """Adds the config to an image, through a registry alone."""
-
-    def answer_question(
-        self,
-        question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
-        plan: build_planner.BuildPlan,
-        config: machineosconfig.MachineOSConfig,
-    ) -> image_tags.ImageAnswer:
-        """Do what a question requests within a time limit; an error becomes part of the answer."""
-
-
 def find_no_hold_reason(_pool: str) -> str:
     """Let every build begin."""
     return ""
@@ -109,8 +71,8 @@ class BuildDependencies:
     """Collaborators of the controller."""
 
     planner: build_planner.BuildPlanner
-    jobs: SystemBuilder
-    layers: ConfigLayerBuilder
+    jobs: job_builder.JobBuilder
+    layers: layer_builder.LayerBuilder
     tags: registry_requests.TagSource
     events: writer.BuildEvents
     pruner: ImagePruner | None = None
@@ -584,7 +546,7 @@ def make_build_controller(
     """Make the controller; its Jobs are in the namespace of the settings."""
     chosen = options or BuildOptions()
     reader = cluster_reader.ClusterReader(client, clock, namespace=settings.namespace)
-    planner = build_planner.BuildInputPlanner(
+    planner = build_planner.BuildPlanner(
         reader, options=build_inputs.list_builder_options(has_cache=bool(settings.cache_repository))
     )
     repository_lock, events = layer_builder.RepositoryLock(), writer.BuildEvents(recorder)

@@ -323,7 +323,7 @@ def _get_labels(plan: build_planner.BuildPlan, build: BuildReference) -> dict[st
 
 
 class JobBuilder:
-    """A `treenail.controllers.image_build.controller.SystemBuilder`."""
+    """Builds the system part of an image. All methods can be repeated, and raise `ClusterError`."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from treenail import __version__, clocks, errors
+from treenail import __version__, clocks, errors, oci_content
 from treenail.api import machineosconfig, pullspec
 from treenail.builder import failures, registries
 from treenail.builder.append_config import (
@@ -31,7 +31,7 @@ from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.image import build_result, config_layer, push_spec
 from treenail.image.labels import POOL
 from treenail.image.oci.provenance import BuildProvenance
-from treenail.registry import authorization, names, transport, uploads
+from treenail.registry import authorization, transport, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
 from treenail.registry.proxies import ProxySettings
@@ -113,14 +113,14 @@ class AttemptFailed(Exception):
 
 
 class LayerBuilder:
-    """A `treenail.controllers.image_build.controller.ConfigLayerBuilder`. Thread-safe.
+    """Adds the config to an image, through a registry alone. Thread-safe.
 
     Logins are read for each question, because they may rotate.
     """
 
     def __init__(
         self,
-        planner: build_planner.BuildInputPlanner,
+        planner: build_planner.BuildPlanner,
         clock: clocks.Clock,
         *,
         proxies: ProxySettings | None = None,
@@ -386,7 +386,9 @@ class LayerBuilder:
             build=target.tag,
             content_key=wanted.content_key,
             # The images of a list have a statement of their own, and may differ in this.
-            containerfile_digest=names.compute_digest(texts[0].encode()) if len(texts) == 1 else "",
+            containerfile_digest=oci_content.compute_digest(texts[0].encode())
+            if len(texts) == 1
+            else "",
             version=__version__,
             started="",
             finished=clocks.format_rfc3339(self._clock.now()),

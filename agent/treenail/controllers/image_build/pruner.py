@@ -180,7 +180,7 @@ class ImagePruner:
 
     def __init__(
         self,
-        planner: build_planner.BuildInputPlanner,
+        planner: build_planner.BuildPlanner,
         references: ReferenceReader,
         events: writer.BuildEvents,
         clock: Clock,

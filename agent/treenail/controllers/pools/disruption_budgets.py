@@ -1,13 +1,13 @@
 """PodDisruptionBudgets that block drains: exhausted ones, and those that allow no eviction."""
 
 import logging
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from treenail import clocks, errors, label_selector
 from treenail.api import decode, object_meta
+from treenail.controllers.pools import node_selection
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, resources, watch
 
@@ -17,8 +17,6 @@ MAX_BUDGETS = 20
 """Exhausted budgets whose pods are listed. Each costs a request, for the order of nodes alone."""
 CACHE_S = 10.0
 _FINISHED_PHASES = ("Succeeded", "Failed")
-# kube-apiserver accepts a percentage with any number of digits.
-_PERCENTAGE = re.compile(r"([0-9]{1,9})%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def find_blocking_reason(budget: decode.Json) -> str:
     most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
     if most in (0, "0", "0%"):
         return f"maxUnavailable is {most}"
-    if isinstance(least, str) and (percent := _PERCENTAGE.fullmatch(least)):
+    if isinstance(least, str) and (percent := node_selection.PERCENTAGE.fullmatch(least)):
         # The disruption controller rounds up (GetScaledValueFromIntOrPercent with roundUp).
         needed = -(-expected * int(percent[1]) // 100)
     elif isinstance(least, int):

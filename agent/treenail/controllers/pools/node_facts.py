@@ -41,8 +41,6 @@ class NodeProgress:
 ZONE_LABEL = "topology.kubernetes.io/zone"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 """Each kubelet sets it."""
-DEFAULT_ARCHITECTURE = "amd64"
-"""For a pool without nodes."""
 STARTED_AT = "treenail.io/rollout-started-at"
 """Time of the assignment, RFC 3339; written with the target."""
 WAS_DEGRADED = "treenail.io/rollout-was-degraded"

@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER
-from treenail.controllers.pools import node_facts
+from treenail.controllers.pools import node_facts, rollout_policy
 from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
-_PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
+# kube-apiserver accepts a percentage with any number of digits.
+PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
             limit = 1
         case int() if spec >= 0:
             limit = spec
-        case str() if match := _PERCENTAGE.fullmatch(spec):
+        case str() if match := PERCENTAGE.fullmatch(spec):
             limit = nodes * int(match[1]) // 100
         case _:
             raise ConfigError(
@@ -98,6 +99,19 @@ def limit_to_quorum(limit: int, nodes: Iterable[node_facts.NodeFacts]) -> int:
     """
     members = sum(any(label in node.labels for label in CONTROL_PLANE_LABELS) for node in nodes)
     return limit if members == 0 else min(limit, max(1, (members - 1) // 2))
+
+
+def sort_nodes(
+    order: rollout_policy.NodeOrder,
+    nodes: Iterable[node_facts.NodeFacts],
+    unavailable_nodes: Iterable[node_facts.NodeFacts] = (),
+) -> tuple[node_facts.NodeFacts, ...]:
+    """Sort nodes as the policy says; ``unavailable_nodes`` are already out of service."""
+    match order:
+        case rollout_policy.NodeOrder.ZONES:
+            return sort_by_zone(nodes)
+        case rollout_policy.NodeOrder.SPREAD:
+            return spread_over_zones(nodes, unavailable_nodes)
 
 
 def sort_by_zone(nodes: Iterable[node_facts.NodeFacts]) -> tuple[node_facts.NodeFacts, ...]:

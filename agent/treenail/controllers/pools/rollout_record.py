@@ -336,10 +336,10 @@ def find_failures(
 
 
 def find_wave_members(
-    wave: rollout_policy.Wave, nodes: Iterable[node_facts.NodeFacts]
+    wave: rollout_policy.Wave | None, nodes: Iterable[node_facts.NodeFacts]
 ) -> list[node_facts.NodeFacts]:
-    """Return the nodes that the wave's selector matches."""
-    selector = wave.selector
+    """Return the nodes that the wave's selector matches; after the last wave, all."""
+    selector = None if wave is None else wave.selector
     return [node for node in nodes if selector is None or selector.matches(node.labels)]
 
 

@@ -15,6 +15,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
 from treenail.config.rendered_name import rendered_name
+from treenail.controllers.pools import pool_status
 from treenail.controllers.pools.expected_writes import ExpectedPools
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
@@ -31,7 +32,6 @@ from treenail.kube import api_client, event_recorder, resources, watch
 log = logging.getLogger(__name__)
 
 _VALIDATED_LIMIT = 5_000
-RENDER_DEGRADED = "RenderDegraded"
 KEPT_CONFIGS = 5
 """Number of unreferenced rendered configs that a pool retains, the newest ones."""
 FIELD_IGNORED = "FieldIgnored"
@@ -205,11 +205,13 @@ class RenderController:
         except (errors.ForbiddenError, errors.InvalidError) as error:
             # A role or an admission webhook. The queue retries, and finds the same condition.
             message = f"Failed to write configuration for pool {pool.name}: {error}"
-            condition = object_meta.Condition(RENDER_DEGRADED, "True", "WriteRefused", message)
+            condition = object_meta.Condition(
+                pool_status.RENDER_DEGRADED, "True", "WriteRefused", message
+            )
             self._write_condition(pool, condition, inputs)
             raise
         message = f"Rendered {rendered.name}"
-        condition = object_meta.Condition(RENDER_DEGRADED, "False", "Rendered", message)
+        condition = object_meta.Condition(pool_status.RENDER_DEGRADED, "False", "Rendered", message)
         self._write_condition(pool, condition, inputs)
         self._prune_configs(pool, rendered.name)
         return _PRUNE_S
@@ -384,7 +386,12 @@ def _compute_name(pool: str, spec: object) -> str:
 
 def _find_condition(pool: machineconfigpool.MachineConfigPool) -> object_meta.Condition | None:
     return next(
-        (condition for condition in pool.conditions if condition.type == RENDER_DEGRADED), None
+        (
+            condition
+            for condition in pool.conditions
+            if condition.type == pool_status.RENDER_DEGRADED
+        ),
+        None,
     )
 
 
@@ -439,4 +446,4 @@ def _build_failure_condition(
     reason = "Unreconcilable" if isinstance(error, errors.UnreconcilableError) else "RenderFailed"
     remedy = f"; {error.remedy}" if error.remedy else ""
     message = f"Failed to render configuration for pool {pool.name}: {error}{remedy}"
-    return object_meta.Condition(RENDER_DEGRADED, "True", reason, message)
+    return object_meta.Condition(pool_status.RENDER_DEGRADED, "True", reason, message)

@@ -13,6 +13,7 @@ from treenail.controllers.pools import (
     os_image,
     pool_index,
     pool_membership,
+    pool_views,
     registry_requests,
     rollout_policy,
 )
@@ -188,11 +189,7 @@ class RolloutController:
         enqueue: Callable[[str], None],
     ) -> None:
         # A cluster with an older CRD set has no policies.
-        policies = informers.add_view(
-            watch.WatchScope(resources.ROLLOUTPOLICIES),
-            rollout_policy.ObservedPolicy.from_json,
-            optional=True,
-        )
+        policies = pool_views.add_policy_view(informers)
         self._policies = policies
 
         def on_policy(
@@ -212,16 +209,7 @@ class RolloutController:
         self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
     ) -> None:
         # A cluster without image builds need not have the kinds.
-        configs = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSCONFIGS),
-            machineosconfig.MachineOSConfig.from_json,
-            optional=True,
-        )
-        builds = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSBUILDS),
-            machineosbuild.MachineOSBuild.from_json,
-            optional=True,
-        )
+        configs, builds = pool_views.add_build_views(informers)
         self._image_configs, self._builds = configs, builds
 
         def on_config(
@@ -319,5 +307,5 @@ class RolloutController:
 
     def _add_coupled(self, names: frozenset[str]) -> frozenset[str]:
         """Add the other pool of the control plane: master and arbiter wait for each other."""
-        coupled = frozenset((machineconfigpool.MASTER, machineconfigpool.ARBITER))
+        coupled = frozenset(machineconfigpool.CONTROL_PLANE_POOLS)
         return names | (coupled & self._index.get_pool_names()) if names & coupled else names

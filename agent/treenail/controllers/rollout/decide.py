@@ -309,8 +309,8 @@ def _add_stall(situation: _RolloutSituation, decision: RolloutDecision) -> Rollo
 
 def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.NodeFacts]:
     """Choose unavailable nodes first, then as many others as the capacity allows."""
-    redirected = _filter_wave(
-        situation, node_selection.find_redirectable(situation.nodes, situation.target)
+    redirected = rollout_record.find_wave_members(
+        situation.current_wave, node_selection.find_redirectable(situation.nodes, situation.target)
     )
     candidates = node_selection.find_candidates(
         situation.nodes, situation.target, situation.max_unavailable
@@ -318,7 +318,7 @@ def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.Node
     redirected_names = {node.name for node in redirected}
     fresh = [
         node
-        for node in _filter_wave(situation, candidates.nodes)
+        for node in rollout_record.find_wave_members(situation.current_wave, candidates.nodes)
         if node.name not in redirected_names
     ]
     if situation.policy.prestage_max_parallel is not None and situation.target.image:
@@ -327,32 +327,14 @@ def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.Node
         fresh = [node for node in fresh if node.name != situation.last_node]
     # A failing node gains most from a new target, and its pods lose least.
     failing = node_selection.sort_by_zone(node for node in fresh if node.is_failing)
-    others = _sort_nodes(situation, [node for node in fresh if not node.is_failing])
-    # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
-    others = sorted(others, key=lambda node: node.name in situation.blocked_nodes)
-    return [*redirected, *(*failing, *others)[: candidates.capacity]]
-
-
-def _filter_wave(
-    situation: _RolloutSituation, nodes: Sequence[node_facts.NodeFacts]
-) -> Sequence[node_facts.NodeFacts]:
-    return (
-        nodes
-        if situation.current_wave is None
-        else rollout_record.find_wave_members(situation.current_wave, nodes)
+    ordered = node_selection.sort_nodes(
+        situation.policy.order,
+        (node for node in fresh if not node.is_failing),
+        (node for node in situation.nodes if node.is_unavailable),
     )
-
-
-def _sort_nodes(
-    situation: _RolloutSituation, nodes: Sequence[node_facts.NodeFacts]
-) -> Sequence[node_facts.NodeFacts]:
-    match situation.policy.order:
-        case rollout_policy.NodeOrder.ZONES:
-            return node_selection.sort_by_zone(nodes)
-        case rollout_policy.NodeOrder.SPREAD:
-            return node_selection.spread_over_zones(
-                nodes, [node for node in situation.nodes if node.is_unavailable]
-            )
+    # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
+    others = sorted(ordered, key=lambda node: node.name in situation.blocked_nodes)
+    return [*redirected, *(*failing, *others)[: candidates.capacity]]
 
 
 def _check_windows(situation: _RolloutSituation) -> tuple[str, float | None]:
@@ -386,7 +368,7 @@ def _format_unavailability(situation: _RolloutSituation) -> str:
         return f"waiting: maxUnavailable ({situation.max_unavailable}) reached by {named}"
     held = [
         describe_holder(node, situation.now)
-        for node in _filter_wave(situation, situation.nodes)
+        for node in rollout_record.find_wave_members(situation.current_wave, situation.nodes)
         if not node.is_assigned(situation.target)
     ]
     return f"waiting for {format_holders(held)}"

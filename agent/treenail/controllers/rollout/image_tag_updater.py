@@ -8,6 +8,7 @@ from functools import partial
 
 from treenail import clocks, errors
 from treenail.api import machineconfigpool, object_meta
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.pools import (
     expected_writes,
     image_tags,
@@ -124,7 +125,7 @@ class ImageTagUpdater:
         tag = pool.os_image_tag
         assert tag is not None
         labels = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
-        architectures = frozenset(labels or {node_facts.DEFAULT_ARCHITECTURE})
+        architectures = frozenset(labels or {DEFAULT_ARCHITECTURE})
         self._requests.ask(
             pool.name,
             question.image,

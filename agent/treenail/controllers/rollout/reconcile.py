@@ -309,7 +309,7 @@ class RolloutReconciler:
             yield os_image.GateWaiting(
                 f"waiting: the spec of pool {other} is invalid, so its nodes are unknown"
             )
-        if name not in (machineconfigpool.MASTER, machineconfigpool.ARBITER):
+        if name not in machineconfigpool.CONTROL_PLANE_POOLS:
             return
         master, arbiter = (
             self._caches.read_pool(machineconfigpool.MASTER),

@@ -1,12 +1,13 @@
 """Own writes that a watch does not show yet."""
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from treenail.api.object_meta import ObjectMeta
 from treenail.clocks import Clock
+from treenail.controllers.runtime.informer_set import InformerView
 
 MAX_AGE_S = 10.0
 """How long a watch may lag behind an own write before it is listed again."""
@@ -20,21 +21,7 @@ class ApiObject(Protocol):
 
 
 T = TypeVar("T", bound=ApiObject)
-T_co = TypeVar("T_co", covariant=True)
-
-
-class ListedView(Protocol[T_co]):
-    """A cache that a watch keeps current."""
-
-    @property
-    def listed_at(self) -> float | None:
-        """Monotonic time at which the last complete list began; None before the first one."""
-
-    def request_list(self) -> None:
-        """List again; ``listed_at`` shows when it is done."""
-
-    def get_all(self) -> Mapping[str, T_co]:
-        """Return a copy of all values, by key."""
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ class OwnWrites(Generic[T]):
             now = self._clock.monotonic()
             self._by_name[name] = _Written(frozenset(), None, uid, now)
 
-    def overlay(self, view: ListedView[T]) -> dict[str, T]:
+    def overlay(self, view: InformerView[T]) -> dict[str, T]:
         """Return the objects with the own writes that the watch does not show yet."""
         with self._lock:
             # Under the lock: a write of another thread is newer than an earlier copy of the cache.
@@ -131,7 +118,7 @@ class OwnDeletions:
         with self._lock:
             self._deleted_at[uid] = self._clock.monotonic()
 
-    def find_hidden(self, view: ListedView[object], shown: Collection[str]) -> frozenset[str]:
+    def find_hidden(self, view: InformerView[V], shown: Collection[str]) -> frozenset[str]:
         """Return the deleted UIDs; ``shown`` are those in the view."""
         now = self._clock.monotonic()
         with self._lock:
@@ -145,7 +132,7 @@ class OwnDeletions:
             return frozenset(self._deleted_at)
 
 
-def _is_outdated(at: float, view: ListedView[object], clock: Clock) -> bool:
+def _is_outdated(at: float, view: InformerView[V], clock: Clock) -> bool:
     """Return whether a list after the write at this time replaces it; request one that is due."""
     if clock.monotonic() - at <= MAX_AGE_S:
         return False

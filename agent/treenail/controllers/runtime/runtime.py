@@ -16,10 +16,6 @@ from treenail.controllers.runtime.workers import ControllerSettings, WorkerMetri
 
 log = logging.getLogger(__name__)
 
-LEASE_NAME = "treenail-controller"
-"""Name of the Lease; the Deployment of the controllers has the same."""
-DEFAULT_NAMESPACE = "treenail"
-"""Namespace of the controllers, unless the user names another."""
 _POLL_S = 0.5
 _LIST_POLL_S = 0.05
 _STOP_LIMIT_S = 20.0

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from treenail import __version__
+from treenail import __version__, sizes
 
-MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * sizes.MIB
 LIMIT_S = 5.0
 
 

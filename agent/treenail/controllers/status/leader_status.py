@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from treenail import clocks, errors
-from treenail.api import decode
-from treenail.controllers.runtime.runtime import DEFAULT_NAMESPACE, LEASE_NAME
+from treenail.api import component_names, decode
 from treenail.kube import api_client, resources
 
 _SKEW_S = 5.0
@@ -24,7 +23,7 @@ _RENEWAL_S = 60.0
 _READ_INTERVAL_S = 5.0
 _SERVER_REMEDY = "check the API server: kubectl get --raw /readyz"
 _WAIT_REMEDY = "the next leader repairs it; run: kubectl get leases -A"
-_MCO_NAMESPACE, _MCO_NAME = "openshift-machine-config-operator", "machine-config-controller"
+_MCO_LEASE = "machine-config-controller"
 
 
 class LeaderState(StrEnum):
@@ -44,7 +43,7 @@ class LeaderReport:
     """Leader of the controllers, as a Lease shows it."""
 
     state: LeaderState
-    namespace: str = DEFAULT_NAMESPACE
+    namespace: str = component_names.NAMESPACE
     holder: str = ""
     renewed_at: float | None = None
     """When the last leader renewed the Lease, in seconds since the epoch."""
@@ -65,7 +64,8 @@ class LeaderReport:
             case LeaderState.ABSENT:
                 return (
                     f"cannot tell whether a controller leads: namespace {self.namespace} has no "
-                    f"Lease {LEASE_NAME} (controllers with --no-leader-election have none)"
+                    f"Lease {component_names.CONTROLLER} (controllers with --no-leader-election "
+                    "have none)"
                 )
             case LeaderState.UNKNOWN:
                 return f"cannot tell whether a controller leads: {self.reason}"
@@ -85,8 +85,8 @@ class LeaderReport:
                 )
             case LeaderState.UNKNOWN:
                 return self.reason_remedy or (
-                    f"permit this user to get the Lease {LEASE_NAME} in namespace {self.namespace}"
-                    ", or name another namespace with --namespace"
+                    f"permit this user to get the Lease {component_names.CONTROLLER} in namespace "
+                    f"{self.namespace}, or name another namespace with --namespace"
                 )
 
     def to_json(self) -> decode.Json:
@@ -106,7 +106,7 @@ def evaluate_lease(lease: decode.Json, *, now: float) -> LeaderReport:
     """Decide from a Lease whether its holder leads; ``now`` is in seconds since the epoch."""
     try:
         fields = decode.Fields.from_json(lease, "Lease")
-        namespace = fields.get_object("metadata").get_text("namespace") or DEFAULT_NAMESPACE
+        namespace = fields.get_object("metadata").get_text("namespace") or component_names.NAMESPACE
         spec = fields.get_object("spec")
         holder, renewed = spec.get_text("holderIdentity"), spec.get_text("renewTime")
         lease_s = spec.get_optional_integer("leaseDurationSeconds") or 0
@@ -169,11 +169,14 @@ class LeaderReader:
         return self._report
 
     def _read(self) -> LeaderReport:
-        namespace = self._namespace or DEFAULT_NAMESPACE
-        own = self._read_lease(namespace, LEASE_NAME)
+        namespace = self._namespace or component_names.NAMESPACE
+        own = self._read_lease(namespace, component_names.CONTROLLER)
         others: list[LeaderReport] = []
-        if own.state not in _LED and namespace in (DEFAULT_NAMESPACE, _MCO_NAMESPACE):
-            others.append(self._read_lease(_MCO_NAMESPACE, _MCO_NAME))
+        if own.state not in _LED and namespace in (
+            component_names.NAMESPACE,
+            component_names.MCO_NAMESPACE,
+        ):
+            others.append(self._read_lease(component_names.MCO_NAMESPACE, _MCO_LEASE))
         if own.state is LeaderState.ABSENT and not self._namespace:
             others += self._search_leases()
         return _choose_report(own, others)
@@ -197,7 +200,8 @@ class LeaderReader:
         """Search the other namespaces, if the user may."""
         try:
             leases = self._client.list(
-                resources.LEASES, params={"fieldSelector": f"metadata.name={LEASE_NAME}"}
+                resources.LEASES,
+                params={"fieldSelector": f"metadata.name={component_names.CONTROLLER}"},
             )
         except errors.ClusterError:
             return []

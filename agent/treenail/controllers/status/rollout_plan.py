@@ -357,8 +357,10 @@ def _plan_batches(
     remaining = {node.name: node for node in outdated}
     assigned = sum(node.is_assigned(target) for node in nodes)
     for number, wave in enumerate((*policy.waves, None), start=1):
-        members = [node for node in _filter_wave(wave, nodes) if node.name in remaining]
-        members = list(_order_nodes(policy, members))
+        matched = rollout_record.find_wave_members(wave, nodes)
+        members = node_selection.sort_nodes(
+            policy.order, (node for node in matched if node.name in remaining)
+        )
         if wave is not None:
             members = members[: max(wave.share.compute_count(len(nodes)) - assigned, 0)]
         assigned += len(members)
@@ -367,20 +369,6 @@ def _plan_batches(
             yield PlannedBatch(number, names)
         for node in members:
             del remaining[node.name]
-
-
-def _filter_wave(
-    wave: rollout_policy.Wave | None, nodes: Sequence[node_facts.NodeFacts]
-) -> Sequence[node_facts.NodeFacts]:
-    return nodes if wave is None else rollout_record.find_wave_members(wave, nodes)
-
-
-def _order_nodes(
-    policy: rollout_policy.RolloutPolicy, nodes: Sequence[node_facts.NodeFacts]
-) -> tuple[node_facts.NodeFacts, ...]:
-    if policy.order is rollout_policy.NodeOrder.SPREAD:
-        return node_selection.spread_over_zones(nodes, ())
-    return node_selection.sort_by_zone(nodes)
 
 
 def _estimate_duration_s(

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
+from treenail.api.documents import BYTE_ORDER_MARK
 from treenail.api.ignition.parser import parse_ignition
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import node_paths, rendered_name
 from treenail.errors import ConfigError
 from treenail.image.containerfile import OWN_PREFIX, Containerfile, parse_containerfile
@@ -130,7 +132,7 @@ class BuildInputs:
 
     base_image: str
     """Pull spec by digest."""
-    architecture: str = "amd64"
+    architecture: str = DEFAULT_ARCHITECTURE
     """As in the label ``kubernetes.io/arch`` of nodes."""
     containerfile: str = field(default="", repr=False)
     """The user's text for the architecture; empty for none."""
@@ -155,7 +157,7 @@ class BuildInputs:
         cls,
         config: machineosconfig.MachineOSConfig,
         rendered: machineconfig.MachineConfig,
-        architecture: str = "amd64",
+        architecture: str = DEFAULT_ARCHITECTURE,
     ) -> "BuildInputs":
         """Return the inputs that both objects determine, without trust bundle, files and mounts.
 
@@ -218,7 +220,7 @@ class ComposedContainerfile:
 def compose_containerfile(inputs: BuildInputs) -> ComposedContainerfile:
     """Compose the text of the system part; the user's text is at its end, unchanged."""
     # buildah skips a byte order mark at the begin of a file only.
-    user = inputs.user_text.removeprefix("\ufeff")
+    user = inputs.user_text.removeprefix(BYTE_ORDER_MARK)
     parsed = parse_containerfile(user)
     files = (*((CONFIG_FILE,) if inputs.config_digest else ()),
              *((TRUST_FILE,) if inputs.trust_bundle else ()))  # fmt: skip

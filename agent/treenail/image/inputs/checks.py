@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import pullsecret
 from treenail.image import build_result, containerfile
 from treenail.image.inputs import build_inputs, containerfile_problems
@@ -249,7 +250,7 @@ def _describe_annotation(name: str, expected: str, actual: str) -> InputFinding:
     )
 
 
-CONFIG_MAP_LIMIT = 1024 * 1024
+CONFIG_MAP_LIMIT = sizes.MIB
 """Maximum bytes of all values in a ConfigMap."""
 
 
@@ -272,7 +273,10 @@ class BuildContext:
 
 
 def find_rendered_findings(
-    rendered: machineconfig.MachineConfig, *, base_image: str = "", architecture: str = "amd64"
+    rendered: machineconfig.MachineConfig,
+    *,
+    base_image: str = "",
+    architecture: str = DEFAULT_ARCHITECTURE,
 ) -> Iterator[InputFinding]:
     """Yield why no image can be built for a rendered config.
 

@@ -8,8 +8,8 @@ the user's.
 import difflib
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
+from treenail.api.documents import LineProblem
 from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
 from treenail.image import containerfile
 
@@ -29,21 +29,9 @@ MAX_PROBLEMS = 20
 """Later problems are left out: one mistake at the top often causes many."""
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerfileProblem:
-    """Why a Containerfile cannot be built; ``line`` counts from 1, 0 for the whole text."""
-
-    line: int
-    text: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.text}" if self.line else self.text
-
-
 def find_containerfile_problems(
     text: str, *, stages: Collection[str] = (CONFIGS_STAGE,), limit: int = CONTAINERFILE_LIMIT
-) -> tuple[ContainerfileProblem, ...]:
+) -> tuple[LineProblem, ...]:
     """Find the problems of a user's Containerfile, in the order of its lines.
 
     ``stages`` are the stages before the text. A text without instructions has no problem: nothing
@@ -51,7 +39,7 @@ def find_containerfile_problems(
     """
     if len(text) > limit:
         return (
-            ContainerfileProblem(
+            LineProblem(
                 0,
                 f"expected at most {limit} characters, found {len(text)}",
                 "move files into the ConfigMap that the annotation treenail.io/context names, "
@@ -64,9 +52,7 @@ def find_containerfile_problems(
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         return (
-            ContainerfileProblem(
-                line, "it has a NUL character, and is no text", "save the file as UTF-8"
-            ),
+            LineProblem(line, "it has a NUL character, and is no text", "save the file as UTF-8"),
         )
     problems = [
         *_find_directive_problems(parsed),
@@ -77,36 +63,34 @@ def find_containerfile_problems(
     return tuple(problems[:MAX_PROBLEMS])
 
 
-def _find_directive_problems(parsed: containerfile.Containerfile) -> Iterator[ContainerfileProblem]:
+def _find_directive_problems(parsed: containerfile.Containerfile) -> Iterator[LineProblem]:
     names: set[str] = set()
     for number, line in enumerate(parsed.directives, 1):
         name, _, value = line.lstrip("# \t").partition("=")
         name, value = name.strip().lower(), value.strip()
         if name in names:
-            yield ContainerfileProblem(
-                number, f"the directive {name} appears twice", "remove one of them"
-            )
+            yield LineProblem(number, f"the directive {name} appears twice", "remove one of them")
         names.add(name)
         if name == "escape" and value not in ("\\", "`"):
-            yield ContainerfileProblem(
+            yield LineProblem(
                 number, f"expected escape=\\ or escape=`, found {value!r:.20}", "correct it"
             )
 
 
 def _find_instruction_problems(
     parsed: containerfile.Containerfile,
-) -> Iterator[ContainerfileProblem]:
+) -> Iterator[LineProblem]:
     for instruction in parsed.instructions:
         if instruction.keyword not in KEYWORDS:
             yield _describe_unknown(instruction)
         elif not instruction.operands:
-            yield ContainerfileProblem(
+            yield LineProblem(
                 instruction.line,
                 f"{instruction.keyword} has no argument",
                 f"write what {instruction.keyword} applies to, or remove the line",
             )
         elif instruction.keyword == "SHELL" and not instruction.operands.startswith("["):
-            yield ContainerfileProblem(
+            yield LineProblem(
                 instruction.line,
                 f'SHELL: expected ["PROGRAM", "OPTION"], found {instruction.operands!r:.40}',
                 "write it as a list in JSON",
@@ -117,25 +101,23 @@ def _find_instruction_problems(
             yield from _check_source(instruction)
         for heredoc in instruction.heredocs:
             if not heredoc.is_closed:
-                yield ContainerfileProblem(
+                yield LineProblem(
                     instruction.line,
                     f"the here-document {heredoc.name:.40} has no end",
                     f"add a line with only {heredoc.name:.40}",
                 )
 
 
-def _describe_unknown(instruction: containerfile.Instruction) -> ContainerfileProblem:
+def _describe_unknown(instruction: containerfile.Instruction) -> LineProblem:
     close = difflib.get_close_matches(instruction.keyword[:40], sorted(KEYWORDS), 1)
-    return ContainerfileProblem(
+    return LineProblem(
         instruction.line,
         f"unknown instruction {instruction.keyword!r:.40}",
         f"write {close[0]}" if close else "end the line before it with \\ if it continues that one",
     )
 
 
-def _check_pairs(
-    instruction: containerfile.Instruction, escape: str
-) -> Iterator[ContainerfileProblem]:
+def _check_pairs(instruction: containerfile.Instruction, escape: str) -> Iterator[LineProblem]:
     words = containerfile.split_words(instruction.operands, escape)
     # The older form: ENV NAME VALUE.
     is_older = "=" not in words[0]
@@ -143,18 +125,18 @@ def _check_pairs(
     if is_older and len(words) >= _FIRST_OPERANDS:
         return
     if is_older or wrong:
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"{instruction.keyword}: expected NAME=VALUE, found {wrong[0]!r:.40}",
             "quote values with spaces",
         )
 
 
-def _check_source(instruction: containerfile.Instruction) -> Iterator[ContainerfileProblem]:
+def _check_source(instruction: containerfile.Instruction) -> Iterator[LineProblem]:
     if len(instruction.operands.split()) < _FIRST_OPERANDS and not instruction.operands.startswith(
         "["
     ):
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"{instruction.keyword}: expected a source and a destination, found one argument",
             f"write {instruction.keyword} SOURCE DESTINATION",
@@ -163,17 +145,15 @@ def _check_source(instruction: containerfile.Instruction) -> Iterator[Containerf
 
 def _find_stage_problems(
     parsed: containerfile.Containerfile, stages: Collection[str]
-) -> Iterator[ContainerfileProblem]:
+) -> Iterator[LineProblem]:
     first = next(
         (instruction for instruction in parsed.instructions if instruction.keyword != "ARG"), None
     )
     if not parsed.stages:
-        yield ContainerfileProblem(
-            0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final"
-        )
+        yield LineProblem(0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final")
         return
     if first is not None and first.keyword in KEYWORDS and first.keyword != "FROM":
-        yield ContainerfileProblem(
+        yield LineProblem(
             first.line,
             f"{first.keyword} stands before the first FROM",
             "move it below FROM; only ARG may stand before it",
@@ -205,22 +185,22 @@ def find_image_references(instruction: containerfile.Instruction) -> tuple[str, 
 
 def _check_from(
     instruction: containerfile.Instruction, stage: containerfile.Stage, known: set[str]
-) -> Iterator[ContainerfileProblem]:
+) -> Iterator[LineProblem]:
     words = instruction.operands.split()
     if len(words) > 1 and not stage.name:
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"expected FROM IMAGE AS NAME, found {instruction.operands!r:.60}",
             "correct it",
         )
     elif stage.name and not _STAGE_NAME.fullmatch(stage.name.lower()):
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"{stage.name!r:.60} is not a name of a stage",
             "use letters, digits, - _ and . after a letter",
         )
     if not stage.image:
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
             "set it with ARG NAME=VALUE at the top",
@@ -231,9 +211,9 @@ def _check_from(
 
 def _check_reference(
     instruction: containerfile.Instruction, reference: str, known: set[str]
-) -> Iterator[ContainerfileProblem]:
+) -> Iterator[LineProblem]:
     if reference.isdecimal():
-        yield ContainerfileProblem(
+        yield LineProblem(
             instruction.line,
             f"{instruction.keyword} names stage {reference:.10} by its number, and other stages "
             "precede the text",
@@ -245,9 +225,9 @@ def _check_reference(
 
 def _describe_short_name(
     instruction: containerfile.Instruction, what: str, name: str, known: set[str]
-) -> ContainerfileProblem:
+) -> LineProblem:
     close = sorted(stage for stage in known if stage.lower() == name.lower())
-    return ContainerfileProblem(
+    return LineProblem(
         instruction.line,
         f"{what} {name:.100} names no earlier stage, and no image with its registry",
         f"write {close[0]}: case matters in names of stages"

@@ -1,6 +1,5 @@
 """Manifests, configs and lists of manifests of OCI and of Docker (schema 2), as pure functions."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +8,13 @@ from treenail.api.decode import Json
 from treenail.errors import ConfigError
 from treenail.image.config_layer import ConfigLayer
 from treenail.image.labels import CONFIG_LAYER, merge_labels
-
-OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+from treenail.oci_content import (
+    DOCKER_LIST,
+    DOCKER_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    compute_digest,
+)
 
 _LAYER_TYPES = {
     OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -148,11 +149,6 @@ def read_labels(config: bytes) -> dict[str, str]:
     if not isinstance(labels, dict):
         return {}
     return {name: text for name, text in labels.items() if isinstance(text, str)}
-
-
-def compute_digest(content: bytes) -> str:
-    """Return ``sha256:`` and the digest of the content."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def encode(document: Mapping[str, object]) -> bytes:

@@ -4,11 +4,11 @@ Deleting a manifest removes all its tags, and equal inputs give equal digests. S
 nothing here, except that a tag of another name protects an image.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_DIGEST = re.compile(r"sha256:[a-f0-9]{64}")
+from treenail.oci_content import DIGEST
+
 _DEPTH_LIMIT = 40
 
 
@@ -37,7 +37,7 @@ def find_digests(document: object, *, depth: int = 0) -> Iterator[str]:
     if depth > _DEPTH_LIMIT:
         return
     if isinstance(document, str):
-        yield from _DIGEST.findall(document)
+        yield from DIGEST.findall(document)
     elif isinstance(document, Mapping):
         for key, value in document.items():
             yield from find_digests(key, depth=depth + 1)

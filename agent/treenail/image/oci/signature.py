@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from treenail import oci_content
 from treenail.api.decode import Json
 from treenail.image.oci import documents
 
@@ -94,7 +95,7 @@ def make_signature_layer(payload: bytes, signature: bytes) -> Json:
     """Return the descriptor of a signature."""
     return {
         "mediaType": PAYLOAD_TYPE,
-        "digest": documents.compute_digest(payload),
+        "digest": oci_content.compute_digest(payload),
         "size": len(payload),
         "annotations": {_ANNOTATION: base64.b64encode(signature).decode()},
     }
@@ -114,10 +115,10 @@ def make_signature_manifest(layers: Iterable[Json]) -> tuple[bytes, bytes]:
     manifest = documents.encode(
         {
             "schemaVersion": 2,
-            "mediaType": documents.OCI_MANIFEST,
+            "mediaType": oci_content.OCI_MANIFEST,
             "config": {
                 "mediaType": CONFIG_TYPE,
-                "digest": documents.compute_digest(config),
+                "digest": oci_content.compute_digest(config),
                 "size": len(config),
             },
             "layers": listed,

@@ -1,7 +1,7 @@
 """The stage ``bootstrap``: render, build, serve, publish, and hand over, in this order.
 
 The order of effects is fixed here. What each step does is in its own module, and everything that
-touches the host, a registry or the cluster comes in as `BootstrapServices`.
+touches the host, a registry or the cluster comes in as `HostServices`.
 
 The config server gets its inputs from `BootstrapSource`: nothing until the images of all pools
 exist.
@@ -10,24 +10,24 @@ exist.
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import controllerconfig, decode, machineconfigpool
 from treenail.api.ignition.model import IgnitionFile
-from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.installer import install_steps
 from treenail.installer.bootstrap import cluster_steps, image_steps
+from treenail.installer.bootstrap.host_services import HostServices
 from treenail.installer.directory import (
     install_config,
     install_files,
     install_manifests,
     install_state,
 )
+from treenail.installer.directory.install_state import compute_checksum
 from treenail.provisioning.content.selection import SelectedImage
 from treenail.provisioning.content.source import (
     ObservedControllerConfig,
@@ -40,7 +40,6 @@ from treenail.provisioning.content.source import (
 
 log = logging.getLogger(__name__)
 
-SERVED_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 """Pools of the control plane, the only machines that reach the bootstrap host."""
 _BUILD_RETRY_S = 10
 _WORKER_RETRY_S = 30
@@ -75,11 +74,12 @@ class BootstrapSource:
             return served
         if pools is not None and pool not in pools:
             raise PoolMissingError(f"no MachineConfigPool has the name {pool}")
-        if pool not in SERVED_POOLS:
+        if pool not in machineconfigpool.CONTROL_PLANE_POOLS:
             # Ignition tries again after 503, and gives up after 404 (Ignition's http.go).
+            served_pools = " and ".join(machineconfigpool.CONTROL_PLANE_POOLS)
             raise SourceUnreadyError(
-                f"the bootstrap host serves pools {' and '.join(SERVED_POOLS)} only; the config "
-                f"server of the cluster serves pool {pool} once the control plane runs",
+                f"the bootstrap host serves pools {served_pools} only; the config server "
+                f" of the cluster serves pool {pool} once the control plane runs",
                 retry_after_s=_WORKER_RETRY_S,
             )
         raise SourceUnreadyError(
@@ -131,7 +131,7 @@ def make_served_inputs(
         "" if observed is None else observed.version,
         image,
         image_annotation,
-        image_steps.compute_digest(files),
+        compute_checksum(files),
     )
     return ServedInputs(
         rendered.pool,
@@ -181,59 +181,6 @@ class BootstrapSettings:
     """Machines of the control plane; None for what the files of the installation say."""
 
 
-class ImageStore(Protocol):
-    """Provides images, and the registry that nodes pull them from; open while it is entered."""
-
-    def find_provider(
-        self, pool: install_manifests.RenderedPool
-    ) -> image_steps.PoolImageProvider | None:
-        """Return the provider of a pool's image; None for a pool with the stock system."""
-
-    def list_node_files(self, images: Sequence[image_steps.PoolImage]) -> tuple[IgnitionFile, ...]:
-        """Return the files with which nodes pull these images; none for an external registry."""
-
-    def make_handover(self, images: Sequence[image_steps.PoolImage]) -> Handover:
-        """Return what the cluster adopts; raise `TreenailError`."""
-
-    def export_images(self) -> str:
-        """Save the images as OCI directories; return their names. Raises `TreenailError`."""
-
-
-class BootstrapServices(Protocol):
-    """The host, the registry and the cluster, as the stage uses them."""
-
-    def check_host(self, manifests: install_manifests.InstallManifests) -> None:
-        """Raise `TreenailError` for what would end the installation later: space, clock."""
-
-    def open_server(
-        self, source: BootstrapSource, describe_status: Callable[[], decode.Json]
-    ) -> AbstractContextManager[object]:
-        """Return the config server; it serves while it is entered. Raises `UsageError`."""
-
-    def open_images(
-        self, manifests: install_manifests.InstallManifests
-    ) -> AbstractContextManager[ImageStore]:
-        """Return the images; entering starts the registry if a pool needs it."""
-
-    def connect(self) -> cluster_steps.ConnectCluster:
-        """Return a function that connects to the cluster, which does not exist yet."""
-
-    def describe_machines(self, registry: str) -> str:
-        """Say which machines got config and image; ``registry`` is empty without one."""
-
-    def notify_ready(self) -> None:
-        """Report to the service manager that machines may send requests."""
-
-    def notify_status(self, text: str) -> None:
-        """Report to the service manager what the installation does."""
-
-    def begin_log(self, install_id: str) -> None:
-        """Add the ID of the installation to each line of the log from now on."""
-
-    def wait_for_stop(self) -> None:
-        """Wait until a signal requests the end."""
-
-
 class BootstrapStage:
     """One process of the stage; the caller holds the lock of the directory."""
 
@@ -241,7 +188,7 @@ class BootstrapStage:
         self,
         directory: install_files.InstallDirectory,
         settings: BootstrapSettings,
-        services: BootstrapServices,
+        services: HostServices,
         files: install_files.InstallFiles,
         clock: clocks.Clock,
     ) -> None:
@@ -293,7 +240,7 @@ class BootstrapStage:
         should_stop: bool,
     ) -> None:
         manifests = install_manifests.read_install_manifests(self._directory.root)
-        self._services.check_host(manifests)
+        self._services.check_host()
         machines = self._settings.machines
         if machines is None:
             machines = install_config.find_machine_count(
@@ -334,13 +281,15 @@ class BootstrapStage:
         self._rendered = pools
 
     def _provide_images(
-        self, runner: install_steps.InstallStepRunner, store: ImageStore
+        self, runner: install_steps.InstallStepRunner, store: image_steps.ImageStore
     ) -> list[image_steps.PoolImage]:
         seconds = self._settings.build_s + self._settings.push_s
         limit = install_steps.StepLimit(seconds, "--build-timeout and --push-timeout")
         images = []
         for pool in self._rendered:
-            if pool.pool.name in SERVED_POOLS and (provider := store.find_provider(pool)):
+            if pool.pool.name in machineconfigpool.CONTROL_PLANE_POOLS and (
+                provider := store.find_provider(pool)
+            ):
                 step = image_steps.ImageStep(pool, provider, limit)
                 runner.run_step(step)
                 images.append(step.image)
@@ -366,7 +315,7 @@ class BootstrapStage:
                 image_annotation=self._settings.image_annotation,
             )
             for pool in self._rendered
-            if pool.pool.name in SERVED_POOLS
+            if pool.pool.name in machineconfigpool.CONTROL_PLANE_POOLS
         )
 
     def _describe_pools(
@@ -383,7 +332,7 @@ class BootstrapStage:
     def _hand_over_images(
         self,
         runner: install_steps.InstallStepRunner,
-        store: ImageStore,
+        store: image_steps.ImageStore,
         images: Sequence[image_steps.PoolImage],
     ) -> str:
         """Hand the images over; return the bootstrap registry that nodes use, empty for none."""

@@ -21,11 +21,18 @@ class CertificateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its private key, PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class IssuanceResult:
-    """Certificates and private keys, PEM; those of an earlier start are empty."""
+    """What was made; None for what an earlier start made."""
 
     ca_pem: str
-    ca_certificate: bytes = b""
-    ca_key: bytes = field(default=b"", repr=False)
-    certificate: bytes = b""
-    key: bytes = field(default=b"", repr=False)
+    """Certificate of the CA."""
+    ca: KeyPair | None = None
+    server: KeyPair | None = None

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from treenail import errors
-from treenail.api import decode
-from treenail.controllers.handover import handover_objects, image_mode
+from treenail.api import component_names, decode
+from treenail.controllers.handover import handover_objects
 from treenail.installer import install_steps
 from treenail.installer.bootstrap import image_steps
+from treenail.installer.directory.install_state import compute_checksum
 from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
-HANDED_OVER = "ImageHandedOver"
 """Condition of a MachineOSConfig, whose message says what is missing."""
 _POLL_S = 2.0
 _FIELD_MANAGER = "treenail-install-bootstrap"
@@ -83,7 +83,7 @@ class PublishStep:
     def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of the Secret, which has logins."""
         return {
-            "images and objects": image_steps.compute_digest(
+            "images and objects": compute_checksum(
                 handover_objects.build_handover_secret(self._handover())
             )
         }
@@ -105,22 +105,22 @@ class PublishStep:
 
         wait_until_complete(context, find_missing)
         context.report(
-            f"published Secret {image_mode.NAMESPACE}/{handover_objects.HANDOVER_SECRET}"
+            f"published Secret {component_names.NAMESPACE}/{handover_objects.HANDOVER_SECRET}"
         )
         return {}
 
     def _publish_secret(self, client: api_client.Client, secret: decode.Json) -> None:
         with suppress(errors.AlreadyExistsError):
-            client.create(resources.NAMESPACES, {"metadata": {"name": image_mode.NAMESPACE}})
+            client.create(resources.NAMESPACES, {"metadata": {"name": component_names.NAMESPACE}})
         try:
-            client.create(resources.SECRETS, secret, namespace=image_mode.NAMESPACE)
+            client.create(resources.SECRETS, secret, namespace=component_names.NAMESPACE)
         except errors.AlreadyExistsError:
             # Without a resourceVersion the update replaces any version.
             client.update(
                 resources.SECRETS,
                 handover_objects.HANDOVER_SECRET,
                 secret,
-                namespace=image_mode.NAMESPACE,
+                namespace=component_names.NAMESPACE,
             )
 
 
@@ -203,7 +203,9 @@ def describe_missing_handover(client: api_client.Client, images: Mapping[str, st
     """
     try:
         document = client.get(
-            resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=image_mode.NAMESPACE
+            resources.CONFIGMAPS,
+            handover_objects.RESULT_CONFIGMAP,
+            namespace=component_names.NAMESPACE,
         )
     except errors.NotFoundError:
         return _describe_conditions(client, images)
@@ -234,7 +236,7 @@ def _read_condition(document: decode.Json, pools: Mapping[str, str] | None) -> s
     if pools is not None and pool not in pools:
         return ""
     for condition in fields.get_object("status").iter_objects("conditions"):
-        if condition.get_text("type") == HANDED_OVER:
+        if condition.get_text("type") == handover_objects.HANDED_OVER:
             return f"pool {pool}: {condition.get_text('message') or condition.get_text('reason')}"
     return ""
 
@@ -307,7 +309,7 @@ def read_registry(client: api_client.Client) -> str:
     Raises `ClusterError`.
     """
     document = client.get(
-        resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=image_mode.NAMESPACE
+        resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=component_names.NAMESPACE
     )
     try:
         return handover_objects.read_result_configmap(document).registry

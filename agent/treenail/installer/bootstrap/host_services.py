@@ -14,17 +14,18 @@ from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 
-from treenail import clocks, errors, sd_notify
+from treenail import clocks, errors, sd_notify, sizes
 from treenail.api.decode import Json
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.installer.bootstrap import (
-    bootstrap,
     cluster_steps,
+    image_steps,
     registry_process,
     server_certificates,
 )
 from treenail.installer.directory import install_files, install_manifests
 from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.provisioning.content.source import PoolSource
 from treenail.provisioning.machines import logged_requests
 from treenail.provisioning.server.certificate import ServerCertificate
 from treenail.provisioning.server.server import PORT, IgnitionServer
@@ -34,7 +35,7 @@ from treenail.provisioning.tokens.access import OpenAccess
 log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = f":{PORT}"
-_KUBECONFIG_LIMIT = 1024 * 1024
+_KUBECONFIG_LIMIT = sizes.MIB
 _CACHED = 8
 """Two pools, in the versions of Ignition that their machines request."""
 
@@ -59,7 +60,7 @@ class ConfigServerSettings:
 def make_config_server(
     directory: install_files.InstallDirectory,
     settings: ConfigServerSettings,
-    source: bootstrap.BootstrapSource,
+    source: PoolSource,
     describe_status: Callable[[], Json],
     files: install_files.InstallFiles,
     clock: clocks.Clock,
@@ -118,7 +119,7 @@ def _prepare_certificate(
     issued = server_certificates.prepare_server_certificate(
         files, authority, certificate, key, names, now
     )
-    if issued.certificate:
+    if issued.server is not None:
         log.info("made a certificate of the config server for %s", ", ".join(names))
     return certificate, key
 
@@ -128,7 +129,7 @@ _PULL = re.compile(
     re.MULTILINE,
 )
 """A line of docker-registry's access log, in the format of Apache."""
-_CHUNK = 1024 * 1024
+_CHUNK = sizes.MIB
 _NAMES_LIMIT = 5
 
 
@@ -223,12 +224,12 @@ class HostAdapters:
     connect: cluster_steps.ConnectCluster
     begin_log: Callable[[str], None]
     open_images: Callable[
-        [install_manifests.InstallManifests], AbstractContextManager[bootstrap.ImageStore]
+        [install_manifests.InstallManifests], AbstractContextManager[image_steps.ImageStore]
     ]
 
 
 class HostServices:
-    """The `BootstrapServices` of this host."""
+    """The host, the registry and the cluster, as the stage uses them."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class HostServices:
         self._clock = clock
         self._contacts = MachineContacts(directory.registry_access_log)
 
-    def check_host(self, manifests: install_manifests.InstallManifests) -> None:  # noqa: ARG002  # of the interface
+    def check_host(self) -> None:
         """Check free space, and the certificates against the clock; raise `TreenailError`."""
         registry_process.check_space(self._directory.root, registry_process.STATE_SPACE)
         server, private = self._server, self._directory
@@ -260,9 +261,9 @@ class HostServices:
         )
 
     def open_server(
-        self, source: bootstrap.BootstrapSource, describe_status: Callable[[], Json]
+        self, source: PoolSource, describe_status: Callable[[], Json]
     ) -> AbstractContextManager[object]:
-        """Listen; raise `TreenailError`."""
+        """Return the config server; it serves while it is entered. Raises `UsageError`."""
         return make_config_server(
             self._directory,
             self._server,
@@ -275,12 +276,12 @@ class HostServices:
 
     def open_images(
         self, manifests: install_manifests.InstallManifests
-    ) -> AbstractContextManager[bootstrap.ImageStore]:
-        """Return the images of the manifests."""
+    ) -> AbstractContextManager[image_steps.ImageStore]:
+        """Return the images; entering starts the registry if a pool needs it."""
         return self._adapters.open_images(manifests)
 
     def describe_machines(self, registry: str) -> str:
-        """Say which machines got config and image."""
+        """Say which machines got config and image; ``registry`` is empty without one."""
         return self._contacts.describe(registry)
 
     def connect(self) -> cluster_steps.ConnectCluster:

@@ -9,8 +9,6 @@ starts a second build of an equal image.
 `StockImages` stands here, because an installation with it loads no module of builds.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.installer import install_steps
 from treenail.installer.directory import install_files, install_manifests
+from treenail.installer.directory.install_state import compute_checksum
 
 _RENDERED_KINDS = (MACHINE_CONFIG_KIND, machineconfigpool.KIND, CONTROLLER_CONFIG_KIND)
 _READABLE, _SECRET = 0o644, 0o600
@@ -76,7 +75,7 @@ class RenderStep:
     def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of each object that a rendered config depends on."""
         digests = {
-            f"{manifest.title} in {manifest.file}": compute_digest(manifest.document)
+            f"{manifest.title} in {manifest.file}": compute_checksum(manifest.document)
             for manifest in self._manifests.objects.values()
             if manifest.kind in _RENDERED_KINDS
         }
@@ -111,12 +110,6 @@ class RenderStep:
         names = _list_names(pools)
         context.report(f"rendered {', '.join(names.values())}")
         return names
-
-
-def compute_digest(document: object) -> str:
-    """Return the digest of a JSON value; the order of keys does not matter."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _list_names(pools: tuple[install_manifests.RenderedPool, ...]) -> Mapping[str, str]:
@@ -161,6 +154,22 @@ class PoolImageProvider(Protocol):
         self, pool: install_manifests.RenderedPool, context: install_steps.StepContext
     ) -> PoolImage:
         """Return the image; raise `TreenailError`. Finds what an earlier process has built."""
+
+
+class ImageStore(Protocol):
+    """Provides images, and the registry that nodes pull them from; open while it is entered."""
+
+    def find_provider(self, pool: install_manifests.RenderedPool) -> PoolImageProvider | None:
+        """Return the provider of a pool's image; None for a pool with the stock system."""
+
+    def list_node_files(self, images: Sequence[PoolImage]) -> tuple[IgnitionFile, ...]:
+        """Return the files with which nodes pull these images; none for an external registry."""
+
+    def make_handover(self, images: Sequence[PoolImage]) -> Handover:
+        """Return what the cluster adopts; raise `TreenailError`."""
+
+    def export_images(self) -> str:
+        """Save the images as OCI directories; return their names. Raises `TreenailError`."""
 
 
 class ImageStep:
@@ -208,7 +217,7 @@ class ImageStep:
 
 
 class StockImages:
-    """A `treenail.installer.bootstrap.bootstrap.ImageStore` without images."""
+    """A `treenail.installer.bootstrap.image_steps.ImageStore` without images."""
 
     def __enter__(self) -> Self:
         return self

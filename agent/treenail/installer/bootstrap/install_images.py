@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from treenail import clocks, errors
-from treenail.api import decode, machineosconfig
+from treenail.api import component_names, decode, machineconfigpool, machineosconfig
 from treenail.api.ignition.model import IgnitionFile
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover import handover_objects, image_mode
 from treenail.image.push_spec import parse_push_spec
 from treenail.installer import install_steps
-from treenail.installer.bootstrap import bootstrap, bootstrap_registry, image_steps
+from treenail.installer.bootstrap import bootstrap_registry, image_steps
 from treenail.installer.directory import install_files, install_manifests, manifest_checks
+from treenail.installer.directory.install_state import compute_checksum
 from treenail.installer.images import build_attempt, built_image, pool_image
 from treenail.kube.resources import SECRETS
 
@@ -27,7 +28,7 @@ class ImageSettings:
 
 
 class InstallImages:
-    """A `treenail.installer.bootstrap.bootstrap.ImageStore` while entered."""
+    """A `treenail.installer.bootstrap.image_steps.ImageStore` while entered."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class InstallImages:
         Raises `TreenailError`.
         """
         names = []
-        for pool in bootstrap.SERVED_POOLS:
+        for pool in machineconfigpool.CONTROL_PLANE_POOLS:
             image = pool_image.read_built_image(self._directory, self._files, pool)
             if image is not None and self._registry is not None:
                 target = self._directory.images / pool
@@ -116,7 +117,7 @@ class InstallImages:
         is_external = settings is not None and settings.registry is image_mode.RegistryType.EXTERNAL
         return not is_external and any(
             (config := self._find_config(pool)) and not config.pre_built_image
-            for pool in bootstrap.SERVED_POOLS
+            for pool in machineconfigpool.CONTROL_PLANE_POOLS
         )
 
     def _find_config(self, pool: str) -> machineosconfig.MachineOSConfig | None:
@@ -138,9 +139,9 @@ class InstallImages:
             self._manifests, SECRETS.kind, config.push_secret
         )
         return (
-            manifest_checks.MCO_NAMESPACE
-            if secret and secret.namespace == manifest_checks.MCO_NAMESPACE
-            else image_mode.NAMESPACE
+            component_names.MCO_NAMESPACE
+            if secret and secret.namespace == component_names.MCO_NAMESPACE
+            else component_names.NAMESPACE
         )
 
     def _list_objects(self, images: Sequence[image_steps.PoolImage]) -> list[decode.Json]:
@@ -188,7 +189,7 @@ class BuiltImageProvider:
         wanted = self._builder.plan_image(inputs).wanted
         name = pool.pool.name
         return {
-            f"MachineOSConfig {inputs.config.name}": image_steps.compute_digest(inputs.config.spec),
+            f"MachineOSConfig {inputs.config.name}": compute_checksum(inputs.config.spec),
             f"base image of pool {name}": wanted.base_image,
             f"content of the image of pool {name}": wanted.content_key,
             f"MachineOSBuild of pool {name}": wanted.name,

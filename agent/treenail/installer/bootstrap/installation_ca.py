@@ -8,7 +8,7 @@ they show a wrong clock of the host. `server_certificates` has the files.
 import datetime as dt
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -28,14 +28,6 @@ _CA_NAME = "treenail-installation"
 _Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """Certificate and private key of a server, PEM."""
-
-    certificate: bytes
-    key: bytes = field(repr=False)
-
-
 class InstallationCa:
     """Signs the certificates of servers on the bootstrap host."""
 
@@ -49,7 +41,7 @@ class InstallationCa:
         """The certificate of the CA."""
         return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
 
-    def make_server_identity(self, names: Sequence[str], now: float) -> ServerIdentity:
+    def make_key_pair(self, names: Sequence[str], now: float) -> certificate_request.KeyPair:
         """Make a certificate for DNS names and IP addresses.
 
         Raises `ConfigError` if the CA is not valid now.
@@ -76,7 +68,7 @@ class InstallationCa:
             .add_extension(_make_key_identifier(self._certificate), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        return ServerIdentity(
+        return certificate_request.KeyPair(
             certificate.public_bytes(serialization.Encoding.PEM), _encode_key(key)
         )
 
@@ -105,20 +97,16 @@ def issue_certificates(
     request: certificate_request.CertificateRequest,
 ) -> certificate_request.IssuanceResult:
     """Return what is missing; raise `ConfigError`."""
+    ca = None
     if request.ca_certificate is None:
         request = create_ca(request)
-        created = certificate_request.IssuanceResult(
-            "", request.ca_certificate or b"", request.ca_key
-        )
-    else:
-        created = certificate_request.IssuanceResult("")
+        ca = certificate_request.KeyPair(request.ca_certificate or b"", request.ca_key)
     authority = load_ca(request)
-    issued = replace(created, ca_pem=authority.pem)
     known, names, now = request.server_certificate, request.names, request.now
     if known is not None and authority.can_reuse(known, names, now):
-        return issued
-    identity = authority.make_server_identity(names, now)
-    return replace(issued, certificate=identity.certificate, key=identity.key)
+        return certificate_request.IssuanceResult(authority.pem, ca)
+    server = authority.make_key_pair(names, now)
+    return certificate_request.IssuanceResult(authority.pem, ca, server)
 
 
 def load_ca(request: certificate_request.CertificateRequest) -> InstallationCa:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.installer.bootstrap import certificate_request, forked
 from treenail.installer.directory.install_files import InstallFiles
 
 _LIMIT = 64 * 1024  # bytes of a certificate or key of this host
-_CERTIFICATE_LIMIT = 1024 * 1024
+_CERTIFICATE_LIMIT = sizes.MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ def prepare_server_certificate(
         now,
     )
     issued = forked.run_forked(partial(_issue_certificates, request))
-    if issued.ca_certificate:
+    if issued.ca is not None:
         # The certificate is last: a key without one is replaced.
-        files.write(ca.key, issued.ca_key)
-        files.write(ca.certificate, issued.ca_certificate)
-    if issued.certificate:
+        files.write(ca.key, issued.ca.key)
+        files.write(ca.certificate, issued.ca.certificate)
+    if issued.server is not None:
         files.remove(certificate)
-        files.write(key, issued.key)
-        files.write(certificate, issued.certificate)
+        files.write(key, issued.server.key)
+        files.write(certificate, issued.server.certificate)
     return issued
 
 

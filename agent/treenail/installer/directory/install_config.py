@@ -4,6 +4,7 @@ Of ``install-config.yaml`` the other fields belong to the OpenShift installer, w
 `remove_field` removes one field, and leaves every other byte of the file as it is.
 """
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -163,7 +164,6 @@ def _add_architecture(architectures: dict[str, str], pool: str, machines: object
         architectures[pool] = architecture
 
 
-_BOM = b"\xef\xbb\xbf"
 _BLANK = " \t"
 _COMMENT_LINE = re.compile(r"([ \t]*)#[^\r\n]*(?:\r\n|\r|\n|$)")
 _EMPTY_LINE = re.compile(r"[ \t]*(?:\r\n|\r|\n)")
@@ -185,7 +185,7 @@ def remove_field(content: bytes, name: str, *, where: str) -> bytes:
     expected = {key: value for key, value in document.items() if key != name}
     for candidate in _list_candidates(text, positions.ranges[name]):
         if _has_fields(candidate, expected, where):
-            mark = _BOM if content.startswith(_BOM) else b""
+            mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
             return mark + candidate.encode()
     line = positions.find_line(name)
     cause = "another field uses an anchor in it, or is on the same line"

@@ -2,11 +2,12 @@
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail import errors
+from treenail import errors, sizes
 
 INSTALL_CONFIG = "install-config.yaml"
 """Install configuration of the OpenShift installer; may have the field ``imageMode``."""
@@ -119,10 +120,10 @@ class InstallDirectory:
         return self.logs / "builds" / pool / f"attempt-{attempt}"
 
 
-MIB = 1024 * 1024
-GIB = 1024 * MIB
 _PREFIX = ".treenail-new-"
-_READ_LIMIT = 64 * 1024 * 1024
+_READ_LIMIT = 64 * sizes.MIB
+CONFIG_LIMIT = 4 * sizes.MIB
+"""Size limit of a file that a user wrote."""
 _REMEDIES = {
     errno.ENOSPC: "free some space: df -h {directory}",
     errno.EDQUOT: "free some space: df -h {directory}",
@@ -152,6 +153,25 @@ def require_directory(path: Path, action: str) -> None:
         ) from error
 
 
+class NotAFileError(Exception):
+    """A path names a pipe, a socket or a device."""
+
+
+def read_regular_file(path: Path, limit: int) -> tuple[bytes, int]:
+    """Return content and size of a file; the content has at most one byte more than the limit.
+
+    Raises `OSError`, of which `IsADirectoryError` for a directory, and `NotAFileError`. A pipe
+    without a writer does not block.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFileError
+        content = stream.read(limit + 1)
+    return content, max(status.st_size, len(content))
+
+
 class InstallFiles:
     """Reads and replaces files; every `OSError` becomes a `FileError` with a remedy.
 
@@ -162,14 +182,20 @@ class InstallFiles:
     def read(self, path: Path, *, limit: int = _READ_LIMIT) -> bytes | None:
         """Return the content; None when the file does not exist."""
         try:
-            with path.open("rb") as file:
-                content = file.read(limit + 1)
+            content, _ = read_regular_file(path, limit)
         except FileNotFoundError:
             return None
+        except (NotAFileError, ValueError) as error:
+            raise errors.FileError(
+                f"cannot read {path}: it is not a regular file", remedy=f"check it: ls -ld '{path}'"
+            ) from error
         except OSError as error:
             raise _make_error("read", path, error) from error
         if len(content) > limit:
-            raise errors.FileError(f"cannot read {path}: it has more than {limit} bytes")
+            raise errors.FileError(
+                f"cannot read {path}: it has more than {sizes.format_bytes(limit)}",
+                remedy="remove what does not belong there",
+            )
         return content
 
     def write(self, path: Path, content: bytes, *, mode: int = 0o600) -> bool:
@@ -302,8 +328,3 @@ def read_config_content(directory: InstallDirectory) -> bytes | None:
         if content is not None:
             return content
     return None
-
-
-def format_bytes(count: int) -> str:
-    """Format a size for users."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count // MIB} MiB"

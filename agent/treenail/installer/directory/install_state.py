@@ -5,7 +5,6 @@ again.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -16,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail import clocks, codec, errors
+from treenail import clocks, codec, errors, sizes
 from treenail.installer.directory import install_files
+from treenail.oci_content import compute_digest
 
 STATE_VERSION = 1
 _CHECKSUM = "checksum"
 _REASON_LIMIT = 2000
-_LIMIT = 16 * 1024 * 1024
+_LIMIT = 16 * sizes.MIB
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 
 
@@ -186,7 +186,7 @@ class InstallState:
 
     def _write_record(self) -> None:
         document = codec.encode(self._record, version=STATE_VERSION)
-        complete = {**document, _CHECKSUM: _compute_checksum(document)}
+        complete = {**document, _CHECKSUM: compute_checksum(document)}
         self._files.write(self._path, json.dumps(complete, indent=1).encode() + b"\n")
 
 
@@ -215,7 +215,7 @@ def parse_install_record(
             f"install the treenail that wrote it, or begin again: {reset}",
         )
     checksum = document.pop(_CHECKSUM, None)
-    if checksum != _compute_checksum(document):
+    if checksum != compute_checksum(document):
         raise make_error("it is damaged: its content differs from its checksum")
     try:
         record = codec.decode(InstallRecord, document, version=STATE_VERSION)
@@ -308,9 +308,10 @@ def _read_holder(descriptor: int) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _compute_checksum(document: codec.Json) -> str:
+def compute_checksum(document: object) -> str:
+    """Return the digest of a JSON value; the order of keys does not matter."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"
+    return compute_digest(canonical.encode())
 
 
 def _find_unknown_key(document: object, known: object, path: str = "") -> str:
@@ -388,17 +389,13 @@ def hold_prepare_lock(root: Path) -> Iterator[None]:
     try:
         # NFS locks no directory that is open for reading (flock(2)): no lock is better than no run.
         with suppress(OSError):
-            _take_directory_lock(descriptor, root)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise errors.HostError(
+                    f"cannot prepare {root}: another process prepares it",
+                    remedy="wait until it has ended, and run the command again",
+                ) from error
         yield
     finally:
         os.close(descriptor)
-
-
-def _take_directory_lock(descriptor: int, root: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise errors.HostError(
-            f"cannot prepare {root}: another process prepares it",
-            remedy="wait until it has ended, and run the command again",
-        ) from error

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfigpool, machineosconfig, pullspec
+from treenail.api import (
+    component_names,
+    decode,
+    documents,
+    machineconfigpool,
+    machineosconfig,
+    pullspec,
+)
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.render import render
@@ -111,11 +119,8 @@ def _get_digest(image: str) -> str:
     return image.rpartition("@")[2]
 
 
-MCO_NAMESPACE = "openshift-machine-config-operator"
-NAMESPACES = (image_mode.NAMESPACE, MCO_NAMESPACE)
+NAMESPACES = (component_names.NAMESPACE, component_names.MCO_NAMESPACE)
 """Namespaces in which builds look for Secrets, the first one first."""
-DEFAULT_ARCHITECTURE = "amd64"
-_BOOTSTRAP_POOLS = (machineconfigpool.MASTER, machineconfigpool.ARBITER)
 _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 
@@ -252,14 +257,14 @@ def _describe_missing(
         yield others[0].make_problem(
             f"expected namespace {' or '.join(NAMESPACES)}, where {manifest.title} looks for it, "
             f"found {namespace:.60}",
-            f"set metadata.namespace: {image_mode.NAMESPACE}",
+            f"set metadata.namespace: {component_names.NAMESPACE}",
         )
     elif not is_cluster_registry(config.push_spec):
         yield manifest.make_problem(
             f"{field_name} names Secret {name:.60}, which no manifest has",
-            f"add it: kubectl create secret docker-registry {name:.60} -n {image_mode.NAMESPACE} "
-            "--docker-server=REGISTRY --docker-username=USER --docker-password=PASSWORD "
-            f"--dry-run=client -o yaml > manifests/{name:.60}.yaml",
+            f"add it: kubectl create secret docker-registry {name:.60} -n "
+            f"{component_names.NAMESPACE} --docker-server=REGISTRY --docker-username=USER "
+            f"--docker-password=PASSWORD --dry-run=client -o yaml > manifests/{name:.60}.yaml",
         )
 
 
@@ -319,7 +324,7 @@ def _check_base(
                 "the pool",
             )
         # The bootstrap registry takes the place of this repository, and lacks the base.
-        is_replaced = pool in _BOOTSTRAP_POOLS and (
+        is_replaced = pool in machineconfigpool.CONTROL_PLANE_POOLS and (
             manifests.settings is None
             or manifests.settings.registry is image_mode.RegistryType.BOOTSTRAP
         )
@@ -386,9 +391,7 @@ class InstallObjects:
 _WHOLE_CONTEXT = (".", "/")
 
 
-def find_source_problems(
-    text: str, context: Collection[str]
-) -> Iterator[containerfile_problems.ContainerfileProblem]:
+def find_source_problems(text: str, context: Collection[str]) -> Iterator[documents.LineProblem]:
     """Yield the sources of COPY and ADD that are not among the files of the context."""
     for instruction in containerfile.parse_containerfile(text).instructions:
         if instruction.keyword not in ("ADD", "COPY") or instruction.find_flag("from"):
@@ -398,7 +401,7 @@ def find_source_problems(
             if name in _WHOLE_CONTEXT or name.startswith(containerfile.OWN_PREFIX):
                 continue
             if not any(fnmatchcase(file, name) for file in context):
-                yield containerfile_problems.ContainerfileProblem(
+                yield documents.LineProblem(
                     instruction.line,
                     f"{instruction.keyword} {source:.100}: the build has no such file, because the "
                     "install directory is no context of the build",

@@ -1,21 +1,20 @@
 """Manifest files of an install directory, read within limits of size, number and place."""
 
 import errno
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail.errors import FileError
-from treenail.installer.directory.install_files import InstallDirectory
+from treenail import sizes
+from treenail.api import documents
+from treenail.installer.directory import install_files
 from treenail.installer.directory.problems import InstallProblem
 
-SUFFIXES = ("", ".json", ".yaml", ".yml")
+_SUFFIXES = ("", *documents.SUFFIXES)
 """The pull secret that the Machine Config Operator writes has no suffix."""
-FILE_LIMIT = 16 * 1024 * 1024
+FILE_LIMIT = 16 * sizes.MIB
 """An API server accepts objects of 3 MiB at most."""
-TOTAL_LIMIT = 128 * 1024 * 1024
+TOTAL_LIMIT = 128 * sizes.MIB
 _MAX_FILES = 5000
 
 
@@ -30,7 +29,7 @@ class ManifestFiles:
 
 
 def read_manifest_files(
-    directory: InstallDirectory, *, skipped: frozenset[str] = frozenset()
+    directory: install_files.InstallDirectory, *, skipped: frozenset[str] = frozenset()
 ) -> ManifestFiles:
     """Read the files of ``manifests`` and ``openshift``, without the skipped ones.
 
@@ -45,11 +44,13 @@ def read_manifest_files(
     for folder in (directory.manifests, directory.openshift):
         for name in _list_names(root, folder, files):
             where = f"{folder.name}/{name}"
-            if Path(name).suffix not in SUFFIXES:
+            if Path(name).suffix not in _SUFFIXES:
                 files.ignored.append(where)
                 continue
             if len(names) >= _MAX_FILES or total > TOTAL_LIMIT:
-                text = f"it has more than {_MAX_FILES} manifests or {_format_mib(TOTAL_LIMIT)}"
+                text = (
+                    f"it has more than {_MAX_FILES} manifests or {sizes.format_bytes(TOTAL_LIMIT)}"
+                )
                 problem = InstallProblem(folder.name, text, "remove those that are not needed")
                 files.problems.append(problem)
                 return files
@@ -90,32 +91,13 @@ def _list_names(root: Path, folder: Path, files: ManifestFiles) -> Iterator[str]
             yield name
 
 
-def read_regular_file(path: Path, limit: int) -> tuple[bytes, int]:
-    """Return content and size of a file; the content has at most one byte more than the limit.
-
-    Raises `OSError`, of which `IsADirectoryError` for a directory, and `NotAFileError`. A pipe
-    without a writer does not block.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotAFileError
-        content = stream.read(limit + 1)
-    return content, max(status.st_size, len(content))
-
-
 def read_manifest(root: Path, where: str) -> bytes | None:
     """Return the content of a file below the directory; None if it cannot be read."""
     try:
-        content, _ = read_regular_file(root / where, FILE_LIMIT)
-    except (OSError, ValueError, NotAFileError):
+        content, _ = install_files.read_regular_file(root / where, FILE_LIMIT)
+    except (OSError, ValueError, install_files.NotAFileError):
         return None
     return content
-
-
-class NotAFileError(Exception):
-    """A path names a pipe, a socket or a device."""
 
 
 def find_link_problem(root: Path, path: Path, where: str) -> InstallProblem | None:
@@ -142,8 +124,8 @@ def _read_file(root: Path, path: Path, where: str, files: ManifestFiles) -> byte
         if path.is_dir():
             files.ignored.append(where)
             return None
-        content, size = read_regular_file(path, FILE_LIMIT)
-    except NotAFileError:
+        content, size = install_files.read_regular_file(path, FILE_LIMIT)
+    except install_files.NotAFileError:
         text = "it is a pipe, a socket or a device"
         files.problems.append(InstallProblem(where, text, f"remove it: rm '{where}'"))
         return None
@@ -154,7 +136,8 @@ def _read_file(root: Path, path: Path, where: str, files: ManifestFiles) -> byte
         files.problems.append(
             InstallProblem(
                 where,
-                f"it has {_format_mib(size)}, more than the limit of {_format_mib(FILE_LIMIT)}",
+                f"it has {sizes.format_bytes(size)}, more than the limit of "
+                f"{sizes.format_bytes(FILE_LIMIT)}",
                 "move large files into the image with COPY --from=IMAGE in the Containerfile, or "
                 "split the file into one for each object",
             )
@@ -181,29 +164,3 @@ def _make_read_problem(where: str, error: Exception) -> InstallProblem:
     is_loop = isinstance(error, RuntimeError) or getattr(error, "errno", 0) == errno.ELOOP
     remedy = "remove the link" if is_loop else f"check it: ls -l '{where}'"
     return InstallProblem(where, f"cannot read it: {cause or error}", remedy)
-
-
-def _format_mib(size: int) -> str:
-    return f"{size / 1024**2:.0f} MiB"
-
-
-CONFIG_LIMIT = 4 * 1024 * 1024
-
-
-def read_file(path: Path) -> bytes | None:
-    """Return the content of a small file; None if it does not exist. Raises `FileError`."""
-    try:
-        content, _ = read_regular_file(path, CONFIG_LIMIT)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, NotAFileError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "it is not a regular file"
-        raise FileError(
-            f"cannot read {path}: {cause}", remedy=f"check it: ls -ld '{path}'"
-        ) from error
-    if len(content) > CONFIG_LIMIT:
-        raise FileError(
-            f"cannot read {path}: it has more than {CONFIG_LIMIT // 1024**2} MiB",
-            remedy="remove what does not belong there",
-        )
-    return content

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from treenail import clocks
 from treenail.api import annotations as key
-from treenail.api import machineosconfig, pullspec
+from treenail.api import component_names, machineosconfig, pullspec
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.builder import registries
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.handover import image_mode
@@ -166,7 +167,7 @@ class OnlineChecks:
         self._trusted.clear()
         for manifest in manifests.list_kind(machineosconfig.KIND):
             config = manifests.image_configs[manifest.name]
-            architecture = architectures.get(config.pool, manifest_checks.DEFAULT_ARCHITECTURE)
+            architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
             if manifest_checks.is_prebuilt(config):
                 self._check_prebuilt(manifests, manifest, config, architecture)
             else:
@@ -308,7 +309,7 @@ def find_access(
     reader = cluster_reader.ClusterReader(
         manifest_checks.InstallObjects(manifests, {}),
         clocks.SystemClock(),
-        namespace=image_mode.NAMESPACE,
+        namespace=component_names.NAMESPACE,
     )
     mirrors = find_mirrors(manifests, pool) if pool else image_mirrors.NO_MIRRORS
     try:

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from treenail import errors
 from treenail.api import annotations as key
-from treenail.api import decode, documents, machineconfigpool, machineosconfig, yaml11
+from treenail.api import (
+    component_names,
+    decode,
+    documents,
+    machineconfigpool,
+    machineosconfig,
+    yaml11,
+)
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.image.inputs import containerfile_problems
@@ -193,7 +200,7 @@ def _read_config_file(root: Path, name: str) -> bytes | None:
     problem = manifest_files.find_link_problem(root, path, name)
     if problem is not None:
         raise InstallDirectoryError(f"cannot read {root}", [problem])
-    return manifest_files.read_file(path)
+    return install_files.InstallFiles().read(path, limit=install_files.CONFIG_LIMIT)
 
 
 def _prepare_manifests(
@@ -225,7 +232,9 @@ def _prepare_manifests(
         root, generated, prepared_manifests.GENERATED_FILE
     ):
         state.problems.append(problem)
-    state.previous = previous = manifest_files.read_file(generated)
+    state.previous = previous = install_files.InstallFiles().read(
+        generated, limit=install_files.CONFIG_LIMIT
+    )
     if previous is not None and not prepared_manifests.is_unchanged(previous):
         state.problems.append(
             InstallProblem(
@@ -309,7 +318,7 @@ def _collect_inputs(
     secrets = {
         secret.name
         for secret in manifests.list_kind("Secret")
-        if secret.namespace == image_mode.NAMESPACE
+        if secret.namespace == component_names.NAMESPACE
     }
     if prepared_manifests.PUSH_SECRET not in secrets:
         state.problems += pushes.problems
@@ -323,7 +332,7 @@ def _collect_inputs(
         settings=settings,
         images=images,
         pools=[pool_name for pool_name in wanted if pool_name not in manifests.pools],
-        has_namespace=manifests.find("Namespace", image_mode.NAMESPACE) is not None,
+        has_namespace=manifests.find("Namespace", component_names.NAMESPACE) is not None,
         is_openshift=not config.is_own,
         has_pull_secret=prepared_manifests.PULL_SECRET in secrets,
         pull_secret=PullSecret() if prepared_manifests.PULL_SECRET in secrets else logins.pull,
@@ -447,10 +456,10 @@ def read_containerfile(
             )
         if path.is_dir():
             return refuse("it is a directory", "name a file in it")
-        content, size = manifest_files.read_regular_file(path, _MAX_BYTES)
+        content, size = install_files.read_regular_file(path, _MAX_BYTES)
     except FileNotFoundError:
         return refuse("no such file in the install directory", "correct the name, or create it")
-    except manifest_files.NotAFileError:
+    except install_files.NotAFileError:
         return refuse("it is a pipe, a socket or a device", "name a regular file")
     except (OSError, ValueError, RuntimeError) as error:
         cause = error.strerror if isinstance(error, OSError) else None
@@ -491,6 +500,7 @@ def drop_prebuilt_tags(
     safely, and `FileError`.
     """
     contents: dict[str, bytes] = {}
+    files = install_files.InstallFiles()
     for manifest in manifests.list_kind(machineosconfig.KIND):
         annotations = manifests.image_configs[manifest.name].metadata.annotations
         if key.PRE_BUILT_IMAGE not in annotations:
@@ -498,7 +508,7 @@ def drop_prebuilt_tags(
         image = manifest_checks.parse_prebuilt_image(annotations[key.PRE_BUILT_IMAGE])
         if not image.has_tag:
             continue
-        content = contents.get(manifest.file) or _read_file(root / manifest.file)
+        content = contents.get(manifest.file) or files.read(root / manifest.file) or b""
         edited = content.replace(image.text.encode(), str(image.spec).encode())
         if not _has_values(edited, content, image.text, str(image.spec)):
             problem = manifest.make_problem(
@@ -534,13 +544,6 @@ def _replace_annotation(value: object, old: str, new: str) -> object:
     if changed.get(key.PRE_BUILT_IMAGE) == old:
         changed[key.PRE_BUILT_IMAGE] = new
     return changed
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
 
 
 _POOL_FIELDS = {

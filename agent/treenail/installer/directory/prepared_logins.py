@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail import errors
-from treenail.api import decode, documents
+from treenail.api import component_names, decode, documents
 from treenail.config import pullsecret
 from treenail.controllers.handover import image_mode
 from treenail.image import push_spec
 from treenail.installer.directory import (
     install_config,
+    install_files,
     manifest_checks,
-    manifest_files,
     prepared_manifests,
 )
 from treenail.installer.directory.problems import InstallProblem
@@ -88,8 +88,8 @@ def select_push_logins(
         elif manifest_checks.is_cluster_registry(pool.push_spec):
             notes.append(
                 f"pool {pool.name}: the login for {spec.registry} exists with the cluster; create "
-                f"Secret {image_mode.NAMESPACE}/{prepared_manifests.PUSH_SECRET} with it before "
-                "the hand-over"
+                f"Secret {component_names.NAMESPACE}/{prepared_manifests.PUSH_SECRET} with it "
+                "before the hand-over"
             )
         else:
             text = f"pool {pool.name}: there is no login for {spec.registry}, which gets its image"
@@ -101,7 +101,7 @@ def select_push_logins(
 
 
 def _read_login_file(path: Path) -> pullsecret.PullSecret:
-    content = manifest_files.read_file(path)
+    content = install_files.InstallFiles().read(path, limit=install_files.CONFIG_LIMIT)
     if content is None:
         raise errors.FileError(f"cannot read {path}: no such file", remedy="correct the option")
     return pullsecret.parse_pull_secret(content, where=str(path))

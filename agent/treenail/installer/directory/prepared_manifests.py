@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from treenail import errors
-from treenail.api import decode, documents, machineconfigpool, machineosconfig
+from treenail.api import component_names, decode, documents, machineconfigpool, machineosconfig
 from treenail.config import pullsecret
 from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.installer.directory import (
     install_config,
     install_files,
     install_manifests,
-    manifest_files,
 )
 
 FILE_NAME = "treenail-install-secrets.yaml"
@@ -82,7 +81,11 @@ def _build_objects(inputs: PreparedInputs) -> list[decode.Json]:
     objects: list[decode.Json] = []
     if not inputs.has_namespace:
         objects.append(
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": image_mode.NAMESPACE}}
+            {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": component_names.NAMESPACE},
+            }
         )
     if inputs.images and has_logins:
         objects.append(_build_secret(PULL_SECRET, inputs.pull_secret, inputs))
@@ -120,7 +123,7 @@ def build_pool(name: str, *, is_openshift: bool) -> decode.Json:
 
 def _build_secret(name: str, secret: pullsecret.PullSecret, inputs: PreparedInputs) -> decode.Json:
     content = base64.b64encode(pullsecret.encode_pull_secret(secret)).decode()
-    metadata: decode.Json = {"name": name, "namespace": image_mode.NAMESPACE}
+    metadata: decode.Json = {"name": name, "namespace": component_names.NAMESPACE}
     if name in inputs.from_options:
         metadata["annotations"] = {FROM_OPTION: "true"}
     return {
@@ -178,10 +181,12 @@ def require_prepared(directory: install_files.InstallDirectory) -> None:
 
 def _find_unprepared_field(directory: install_files.InstallDirectory) -> str:
     # Without this file the stage would install stock images, and ignore the field.
-    if manifest_files.read_file(directory.root / GENERATED_FILE) is not None:
+    files = install_files.InstallFiles()
+    limit = install_files.CONFIG_LIMIT
+    if files.read(directory.root / GENERATED_FILE, limit=limit) is not None:
         return ""
     for name in (install_files.OWN_INSTALL_CONFIG, install_files.INSTALL_CONFIG):
-        content = manifest_files.read_file(directory.root / name)
+        content = files.read(directory.root / name, limit=limit)
         if content is None:
             continue
         with suppress(errors.ConfigError):

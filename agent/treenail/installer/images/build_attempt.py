@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import BinaryIO, Protocol
 
-from treenail import clocks, errors
+from treenail import clocks, errors, sizes
 from treenail.api import decode, machineosconfig
 from treenail.builder import build_layout, build_spec, failures, local
 from treenail.builder.buildah.program import choose_own_id_maps
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 CONTAINERFILE, OUTPUT, REPORT = "Containerfile", "output.log", "report.json"
 _MAX_ATTEMPTS = 30
 """Attempts of a pool whose logs are kept."""
-_OUTPUT_LIMIT = 16 * 1024 * 1024  # bytes
+_OUTPUT_LIMIT = 16 * sizes.MIB  # bytes
 _NAME = "attempt-"
 
 
@@ -159,7 +159,7 @@ class PlannedImage:
     plan: build_planner.BuildPlan
     config: machineosconfig.MachineOSConfig
     """With its base by digest."""
-    planner: build_planner.BuildInputPlanner = field(repr=False)
+    planner: build_planner.BuildPlanner = field(repr=False)
     context: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The user's files for COPY."""
     mounts: Mapping[str, tuple[str, Mapping[str, bytes]]] = field(default_factory=dict, repr=False)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treenail import clocks, errors
+from treenail import clocks, errors, oci_content, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.builder.build_layout import ImageLayout
@@ -130,7 +130,7 @@ def decode_built_image(content: bytes, *, where: str) -> BuiltPoolImage:
 
 
 _ROOT = "docker/registry/v2"
-_MANIFEST_LIMIT = 4 * 1024 * 1024
+_MANIFEST_LIMIT = 4 * sizes.MIB
 _ENTRIES_LIMIT = 700
 
 
@@ -188,10 +188,10 @@ def _copy_manifest(blobs: StoredBlobs, layout: ImageLayout, digest: str) -> tupl
     """Copy a manifest and all that it names; return its media type and size."""
     content = blobs.read_manifest(digest)
     fields = _parse_manifest(content, digest)
-    media_type = fields.get_text("mediaType") or names.OCI_MANIFEST
+    media_type = fields.get_text("mediaType") or oci_content.OCI_MANIFEST
     for entry in fields.iter_objects("manifests"):
         _copy_manifest(blobs, layout, entry.get_text("digest"))
-    if media_type not in names.INDEX_TYPES:
+    if media_type not in oci_content.INDEX_TYPES:
         for entry in (fields.get_object("config"), *fields.iter_objects("layers")):
             _copy_blob(blobs, layout, entry)
     if layout.write_blob(content) != digest:

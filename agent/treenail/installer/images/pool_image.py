@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treenail import clocks, errors
+from treenail import clocks, errors, sizes
 from treenail.api import annotations as key
 from treenail.api import machineconfigpool, machineosconfig
+from treenail.api.component_names import NAMESPACE
+from treenail.api.node import convert_machine_name
 from treenail.config import image_mirrors
-from treenail.controllers.handover.image_mode import NAMESPACE
 from treenail.controllers.image_build import (
     build_facts,
     build_planner,
@@ -35,8 +36,7 @@ from treenail.registry.proxies import read_proxy_settings
 
 log = logging.getLogger(__name__)
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-OBJECT_LIMIT = 1024 * 1024
+OBJECT_LIMIT = sizes.MIB
 """Bytes of a file of `InstallDirectory.cluster_objects`."""
 _WAIT_S = 5.0
 _CAUSE_LIMIT = 500  # characters
@@ -94,8 +94,7 @@ class PoolImageInputs:
 
 def get_host_architecture() -> str:
     """Return the architecture of this host, as in the label ``kubernetes.io/arch``."""
-    machine = platform.machine()
-    return _MACHINES.get(machine, machine)
+    return convert_machine_name(platform.machine())
 
 
 def get_object_path(directory: install_files.InstallDirectory, pool: str) -> Path:
@@ -188,7 +187,7 @@ class PoolImageBuilder:
         reader = cluster_reader.ClusterReader(
             inputs.objects, self._clock, namespace=inputs.namespace
         )
-        planner = build_planner.BuildInputPlanner(
+        planner = build_planner.BuildPlanner(
             reader, options=self._options, mirror_rules=inputs.mirror_rules
         )
         pool = inputs.pool.name
@@ -220,7 +219,7 @@ class PoolImageBuilder:
         return build_attempt.PlannedImage(plan, config, planner, context, mounts), layers, base
 
     def _make_layer_builder(
-        self, planner: build_planner.BuildInputPlanner, config: machineosconfig.MachineOSConfig
+        self, planner: build_planner.BuildPlanner, config: machineosconfig.MachineOSConfig
     ) -> layer_builder.LayerBuilder:
         """Make the builder of the config layer; the bootstrap registry has the final names."""
         endpoints = {}
@@ -303,8 +302,8 @@ class PoolImageBuilder:
             raise _make_error(
                 pool,
                 build_result.BuildReason.DISK_FULL,
-                f"the file system of {path} has {install_files.format_bytes(free)} free, and a "
-                f"build on this base image needs {install_files.format_bytes(needed)}",
+                f"the file system of {path} has {sizes.format_bytes(free)} free, and a "
+                f"build on this base image needs {sizes.format_bytes(needed)}",
                 f"free space below {path}",
             )
 
@@ -447,16 +446,16 @@ def _make_error(pool: str, reason: str, cause: str, remedy: str) -> PoolBuildErr
     )
 
 
-BOOTSTRAP_POOLS = ("master", "arbiter")
-"""Pools whose machines the bootstrap host serves."""
-
-
 def list_built_pools(manifests: install_manifests.InstallManifests) -> tuple[str, ...]:
     """Return the pools whose images are built on the bootstrap host: not those built before."""
     pools = {
         config.pool for config in manifests.image_configs.values() if not config.pre_built_image
     }
-    return tuple(name for name in BOOTSTRAP_POOLS if name in pools and name in manifests.pools)
+    return tuple(
+        name
+        for name in machineconfigpool.CONTROL_PLANE_POOLS
+        if name in pools and name in manifests.pools
+    )
 
 
 def make_build_inputs(

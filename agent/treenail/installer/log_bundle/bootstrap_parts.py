@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__, clocks, errors, log_bundle, process
+from treenail import __version__, clocks, errors, log_bundle, process, sizes
+from treenail.api import documents
 from treenail.api.decode import load_json
 from treenail.config import redact
 from treenail.installer.directory.install_files import InstallDirectory
@@ -33,7 +34,6 @@ _VERSION_COMMANDS = {
 _PROGRAM_TIMEOUT_S = 10.0
 _JOURNAL_TIMEOUT_S = 30.0
 _JOURNAL_LINES = 4000
-_DOCUMENT_SUFFIXES = frozenset({".json", ".yaml", ".yml"})
 
 
 def add_bootstrap_parts(
@@ -90,7 +90,7 @@ def _add_objects(bundle: LogBundle, folder: Path, name: str) -> None:
         bundle.note_missing(f"{PREFIX}/{name}", f"{folder} does not exist")
     for path in list_files(folder):
         # Other files, such as keys, are in files.json with their size alone.
-        if path.suffix in _DOCUMENT_SUFFIXES:
+        if path.suffix in documents.SUFFIXES:
             part = f"{PREFIX}/{name}/{path.relative_to(folder)}"
             bundle.add_part(part, partial(_format_manifest, path))
 
@@ -150,13 +150,13 @@ def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str
 def _read_journal(programs: process.ProgramRunner, unit: str) -> str:
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--lines", str(_JOURNAL_LINES), "--unit", unit]
-    output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * 1024 * 1024)
+    output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * sizes.MIB)
     return output.decode("utf-8", "replace")
 
 
-MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+MAX_DOCUMENT_BYTES = 16 * sizes.MIB
 _HEAD_BYTES = 256 * 1024
-_TAIL_BYTES = 3 * 1024 * 1024
+_TAIL_BYTES = 3 * sizes.MIB
 _OVERLAP_BYTES = 64 * 1024
 _MAX_FILES = 5000
 _MAX_DEPTH = 12
@@ -181,7 +181,7 @@ def read_document(path: Path) -> bytes:
     with _open_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > MAX_DOCUMENT_BYTES:
-            limit = MAX_DOCUMENT_BYTES // (1024 * 1024)
+            limit = MAX_DOCUMENT_BYTES // (sizes.MIB)
             raise errors.FileError(f"{path} has {size} bytes, more than {limit} MiB")
         return _read_span(descriptor, 0, MAX_DOCUMENT_BYTES)
 

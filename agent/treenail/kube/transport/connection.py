@@ -10,7 +10,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from treenail.clocks import Clock
 
@@ -175,19 +174,13 @@ class TruncatedResponseError(Exception):
     """The connection ended before the response was complete."""
 
 
-class ByteSource(Protocol):
-    """A connection. ``read_some`` returns empty bytes at its end."""
-
-    def read_some(self) -> bytes: ...
-
-
 class HttpResponse:
     """One response: its head is read at once, its body by ``iter_body``.
 
     ``headers`` has those that a client of the API server needs, with names in lower case.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: TlsConnection) -> None:
         self._source = source
         self._buffer = bytearray()
         head = self._read_head()

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from treenail import clocks, errors
+from treenail import clocks, errors, sizes
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
+from treenail.api import component_names, decode, machineconfigpool, machineosbuild, machineosconfig
 from treenail.controllers.handover import image_mode
+from treenail.controllers.pools import pool_views
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.content import source
@@ -66,16 +67,7 @@ class ClusterSource:
             source.ObservedControllerConfig.from_json,
             optional=True,
         )
-        self._image_configs = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSCONFIGS),
-            machineosconfig.MachineOSConfig.from_json,
-            optional=True,
-        )
-        self._image_builds = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSBUILDS),
-            machineosbuild.MachineOSBuild.from_json,
-            optional=True,
-        )
+        self._image_configs, self._image_builds = pool_views.add_build_views(informers)
 
         nodes = informers.add_view(watch.WatchScope(resources.NODES), read_current_images)
         nodes.add_handler(self._count_images)
@@ -201,7 +193,7 @@ class WorkerWait:
         client: api_client.Client,
         clock: clocks.Clock,
         *,
-        namespace: str = image_mode.NAMESPACE,
+        namespace: str = component_names.NAMESPACE,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -238,7 +230,7 @@ class WorkerWait:
         return settings.workers if settings.is_enabled else None
 
 
-UNUSED_LIMIT = 1024 * 1024
+UNUSED_LIMIT = sizes.MIB
 """Bytes of contents that no pool names. The newest are kept: a pool names a config later."""
 
 

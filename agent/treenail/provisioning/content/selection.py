@@ -150,7 +150,7 @@ def decide_first_image(
     A registry in ``needs_cluster`` serves no machine before it joins, so that none waits for it.
     """
     config = build.config
-    if config is None or pool.name in (machineconfigpool.MASTER, machineconfigpool.ARBITER):
+    if config is None or pool.name in machineconfigpool.CONTROL_PLANE_POOLS:
         return None
     if config.push_spec.partition("/")[0].lower() in needs_cluster:
         return None

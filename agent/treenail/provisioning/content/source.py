@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from treenail import errors
+from treenail import errors, sizes
 from treenail.api import annotations as key
 from treenail.api import (
     controllerconfig,
@@ -30,7 +30,7 @@ from treenail.provisioning.content.selection import (
     select_rendered,
 )
 
-CONFIG_LIMIT = 8 * 1024 * 1024
+CONFIG_LIMIT = 8 * sizes.MIB
 """Maximum size of a rendered config in bytes of JSON."""
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from treenail.api import component_names
 from treenail.clocks import Clock
 from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.controllers.runtime import controller_metrics
 from treenail.kube import api_client, event_recorder
 from treenail.provisioning.content.source import PoolSource
 from treenail.provisioning.machines import logged_requests, missing_machines, request_log
-from treenail.provisioning.tokens import token_access, tokens
+from treenail.provisioning.tokens import tokens
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def open_request_log(
         store,
         source.get_pools,
         event_recorder.EventRecorder(
-            settings.client, token_access.COMPONENT_NAME, settings.instance, clock
+            settings.client, component_names.IGNITION_SERVER, settings.instance, clock
         ),
         clock,
         expect_s=settings.expect_s,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treenail import clocks, errors
-from treenail.api import decode, object_meta
+from treenail.api import component_names, decode, object_meta
 from treenail.kube import api_client, resources
 from treenail.provisioning.tokens.tokens import TokenRecord
 
@@ -28,7 +28,7 @@ NAMESPACE = "kube-system"
 SECRET_TYPE = "bootstrap.kubernetes.io/token"  # noqa: S105  # a type
 SECRET_PREFIX = "bootstrap-token-"  # noqa: S105  # a name
 MANAGER_LABEL = "app.kubernetes.io/managed-by"
-MANAGER = "treenail-ignition"
+MANAGER = component_names.IGNITION_SERVER
 USER_PREFIX = "system:bootstrap:"
 """kube-apiserver's name of the user with a bootstrap token; the ID follows."""
 GROUP = "system:bootstrappers:treenail"

@@ -443,8 +443,6 @@ def _refuse_request(status: HTTPStatus, reason: str) -> access.AccessVerdict:
     return access.AccessVerdict(status, reason)
 
 
-COMPONENT_NAME = "treenail-ignition"
-"""Source of the Events."""
 OVERUSED = "TokenOverused"
 """Reason of the Event about a token that too many machines used."""
 _MAX_ADDRESSES = 3

@@ -17,15 +17,16 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from treenail import clocks, errors, sanitize
+from treenail import clocks, errors, sanitize, sizes
 from treenail.cli import argument_parser, output, terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 from treenail.log import LineFormatter
 
 if TYPE_CHECKING:
-    from treenail.installer.bootstrap.bootstrap import BootstrapStage, ImageStore
+    from treenail.installer.bootstrap.bootstrap import BootstrapStage
     from treenail.installer.bootstrap.host_services import ConfigServerSettings
+    from treenail.installer.bootstrap.image_steps import ImageStore
     from treenail.installer.directory.install_manifests import InstallManifests
     from treenail.kube.api_client import Client, Transport
     from treenail.sd_notify import SystemdNotifier
@@ -205,9 +206,9 @@ class BootstrapProcess:
 
     def run(self) -> int:
         """Run until the end or a signal; raise `TreenailError`."""
-        from treenail.allocator import limit_allocator
         from treenail.installer.bootstrap.host_services import StopRequested
         from treenail.installer.directory.install_state import hold_install_lock
+        from treenail.memory import limit_allocator
         from treenail.sd_notify import SystemdNotifier
 
         limit_allocator()
@@ -364,13 +365,13 @@ def _request_stop(number: int, _: object) -> NoReturn:
 
 
 def _release_memory(ended: threading.Event) -> None:
-    from treenail.allocator import release_freed_memory
+    from treenail.memory import release_freed_memory
 
     while not ended.wait(_RELEASE_S):
         release_freed_memory()
 
 
-_SIZE_LIMIT = 16 * 1024 * 1024
+_SIZE_LIMIT = 16 * sizes.MIB
 _PRIORITIES = ((50, 2), (40, 3), (30, 4), (20, 6))
 """Of syslog, by the lowest level of logging."""
 _REQUESTS = "treenail.provisioning"

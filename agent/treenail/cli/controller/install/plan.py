@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from treenail import clocks, codec, errors
+from treenail.api import machineconfigpool
+from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.cli import output, output_format, terminal
 from treenail.cli.controller.install import check_arguments
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.controllers.handover.image_mode import ImageMode
 from treenail.installer import install_plan
 from treenail.installer.bootstrap.host_checks import HostChecker
-from treenail.installer.directory import install_files, manifest_checks, prepare
-from treenail.installer.images.pool_image import BOOTSTRAP_POOLS
+from treenail.installer.directory import install_files, prepare
 
 _SOURCES = {
     install_plan.InstallImageSource.NONE: "none: the pool boots the stock image",
@@ -199,10 +200,11 @@ def _check_host(
     base_size: int,
 ) -> list[str]:
     settings = checked.manifests.settings or ImageMode()
-    own = [plan for plan in plans if plan.name in BOOTSTRAP_POOLS and plan.source in _BUILT]
-    wanted = {
-        plan.name: checked.architectures.get(plan.name, manifest_checks.DEFAULT_ARCHITECTURE)
-        for plan in own
-    }
+    own = [
+        plan
+        for plan in plans
+        if plan.name in machineconfigpool.CONTROL_PLANE_POOLS and plan.source in _BUILT
+    ]
+    wanted = {plan.name: checked.architectures.get(plan.name, DEFAULT_ARCHITECTURE) for plan in own}
     problems = checker.check_architectures(wanted)
     return problems + (checker.find_problems(directory, settings, own, base_size) if own else [])

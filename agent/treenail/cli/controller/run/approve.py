@@ -2,6 +2,7 @@
 
 import argparse
 
+from treenail.api import component_names
 from treenail.cli.controller import connect
 from treenail.cli.controller.run import controllers
 from treenail.controllers.runtime import workers
@@ -10,8 +11,8 @@ from treenail.controllers.runtime import workers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "--serve-namespace", type=connect.parse_namespace, default="treenail-ignition",
-        metavar="NAME",
+        "--serve-namespace", type=connect.parse_namespace, metavar="NAME",
+        default=component_names.IGNITION_SERVER,
         help="let approve find access tokens in this namespace (default: %(default)s)",
     )  # fmt: skip
 

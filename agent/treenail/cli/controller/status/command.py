@@ -5,15 +5,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from treenail import clocks, errors
-from treenail.api import machineosbuild, machineosconfig
 from treenail.cli import output_format, terminal
 from treenail.cli.controller import connect
 from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
-from treenail.controllers.pools import pool_membership, rollout_policy
+from treenail.controllers.pools import pool_membership, pool_views, rollout_policy
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status import leader_status, snapshot, status_document, status_table
 from treenail.kube import api_client, resources, watch
@@ -135,13 +134,6 @@ def choose_pools(
     return tuple(row for row in rows if not names or row.name in names)
 
 
-class PoolReader(Protocol):
-    """Source of the rows. Raises `ClusterError` when they may be outdated."""
-
-    def read_rows(self) -> tuple[status_table.PoolRow, ...]: ...
-    def read_leader(self) -> leader_status.LeaderReport: ...
-
-
 class WatchedPools:
     """Watches pools and nodes; use it as a context manager.
 
@@ -165,23 +157,10 @@ class WatchedPools:
             lambda: None
         )
         if snapshot.try_read_policies(client) is not None:
-            self._read_policies = self._informers.add_view(
-                watch.WatchScope(resources.ROLLOUTPOLICIES),
-                rollout_policy.ObservedPolicy.from_json,
-                optional=True,
-            ).get_all
+            self._read_policies = pool_views.add_policy_view(self._informers).get_all
         self._read_builds: Callable[[], Mapping[str, status_table.BuildRow]] = dict
         if snapshot.can_read_builds(client):
-            configs = self._informers.add_view(
-                watch.WatchScope(resources.MACHINEOSCONFIGS),
-                machineosconfig.MachineOSConfig.from_json,
-                optional=True,
-            )
-            builds = self._informers.add_view(
-                watch.WatchScope(resources.MACHINEOSBUILDS),
-                machineosbuild.MachineOSBuild.from_json,
-                optional=True,
-            )
+            configs, builds = pool_views.add_build_views(self._informers)
             self._read_builds = lambda: status_table.find_pool_builds(
                 configs.get_all(), builds.get_all(), clock.now()
             )
@@ -214,7 +193,7 @@ class WatchedPools:
 
 
 def follow_status(
-    pools: PoolReader,
+    pools: WatchedPools,
     clock: clocks.Clock,
     view: screen.StatusView,
     *,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
-from treenail.api import decode, machineosbuild, machineosconfig
+from treenail.api import decode
 from treenail.clocks import Clock
-from treenail.controllers.pools import node_facts, pool_membership, rollout_policy
+from treenail.controllers.pools import node_facts, pool_membership, pool_views
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status import leader_status, status_document, status_table
 from treenail.kube import resources, watch
@@ -51,21 +51,8 @@ class StatusSource:
             watch.WatchScope(resources.NODES),
             lambda node: node_facts.NodeFacts.from_json(node, image_key=image_key),
         )
-        self._policies = informers.add_view(
-            watch.WatchScope(resources.ROLLOUTPOLICIES),
-            rollout_policy.ObservedPolicy.from_json,
-            optional=True,
-        )
-        self._image_configs = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSCONFIGS),
-            machineosconfig.MachineOSConfig.from_json,
-            optional=True,
-        )
-        self._image_builds = informers.add_view(
-            watch.WatchScope(resources.MACHINEOSBUILDS),
-            machineosbuild.MachineOSBuild.from_json,
-            optional=True,
-        )
+        self._policies = pool_views.add_policy_view(informers)
+        self._image_configs, self._image_builds = pool_views.add_build_views(informers)
         self._lock = threading.Lock()
         self._built_at = float("-inf")
         self._latest = EncodedDocument(b"", b"")

@@ -1,0 +1,10 @@
+"""Names of treenail's own objects in a cluster, and of a neighbour's."""
+
+CONTROLLER = "treenail-controller"
+"""Deployment, Lease, ServiceAccount and source of Events of the controllers."""
+NAMESPACE = "treenail"
+"""Namespace of the controllers and of builds, unless the user names another."""
+IGNITION_SERVER = "treenail-ignition"
+"""DaemonSet, ServiceAccount, namespace and source of Events of the Ignition server."""
+MCO_NAMESPACE = "openshift-machine-config-operator"
+"""Namespace of the Machine Config Operator."""
