@@ -38,7 +38,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.builder.append_config import ImageDestination, append_config
 from treenail.clocks import SystemClock
 from treenail.image.config_layer import make_config_layer
-from treenail.image.labels import ImageLabels
+from treenail.image.oci.documents import ImageLabels
 from treenail.config.pullsecret import parse_pull_secret
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import resolve_image

@@ -32,8 +32,7 @@ from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.host.filesystem.root_directory import Root
 from treenail.image.config_layer import make_config_layer
-from treenail.image.labels import ImageLabels
-from treenail.image.oci.documents import read_labels
+from treenail.image.oci.documents import ImageLabels, read_labels
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, DigestMismatch, LoginRefused
 from treenail.registry.images import resolve_image

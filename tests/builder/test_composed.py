@@ -12,15 +12,10 @@ from tests.builder.builds import make_builder, make_spec, push_base, run_phases
 from tests.builder.sandboxing import needs_buildah
 from treenail.api.machineconfig import MachineConfig
 from treenail.builder.local import BuildFiles
+from treenail.image.build_inputs import CONFIG_FILE, TRUST_FILE, BuildInputs, compose_containerfile
 from treenail.image.build_result import BuildReason, BuildResult
 from treenail.image.config_layer import make_config_layer
-from treenail.image.inputs.build_inputs import (
-    CONFIG_FILE,
-    TRUST_FILE,
-    BuildInputs,
-    compose_containerfile,
-)
-from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail.image.containerfile import find_containerfile_problems
 from treenail_lab.registry.service import RegistryService
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]

@@ -19,7 +19,7 @@ from treenail.builder.images.prune import (
     read_stored_images,
 )
 from treenail.controllers.image_build.pruner import make_time_check
-from treenail.image.labels import BUILD
+from treenail.image.oci.documents import BUILD
 from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.oci_content import OCI_INDEX
 from treenail.registry.client import RegistryClient

@@ -11,7 +11,7 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import ConfigError
-from treenail.image.inputs.build_inputs import compute_build_name
+from treenail.image.build_inputs import compute_build_name
 
 CONFIG: dict[str, Any] = {
     "metadata": {"name": "worker"},

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from treenail.image.containerfile import parse_containerfile
-from treenail.image.inputs.build_inputs import (
+from treenail.image.build_inputs import (
     BuildInputs,
     compose_containerfile,
     compute_content_key,
     list_builder_options,
 )
-from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail.image.containerfile import find_containerfile_problems, parse_containerfile
 
 BASE = "registry.example.com/os/base@sha256:" + 64 * "a"
 PACKAGES = "registry.example.com/os/extensions@sha256:" + 64 * "b"

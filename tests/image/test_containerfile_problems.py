@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
-from treenail.image.inputs.containerfile_problems import (
-    MAX_PROBLEMS,
-    find_containerfile_problems,
-    is_qualified,
-)
+from treenail.image.containerfile import MAX_PROBLEMS, find_containerfile_problems, is_qualified
 
 FROM = "FROM configs AS final\n"
 

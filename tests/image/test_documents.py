@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from treenail.image.build_result import BuildReason, RetryClass, classify_retry
-from treenail.image.inputs.checks import InputReason
+from treenail.image.input_checks import InputReason
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "image-builds.md").read_text("utf-8")

@@ -14,13 +14,9 @@ from treenail.api.machineconfig import MachineConfig
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import ConfigError
+from treenail.image.build_inputs import BuildInputs, describe_hidden_files, find_build_paths
 from treenail.image.build_result import BuildReason
-from treenail.image.inputs.build_inputs import (
-    BuildInputs,
-    describe_hidden_files,
-    find_build_paths,
-)
-from treenail.image.inputs.checks import (
+from treenail.image.input_checks import (
     BuildContext,
     InputFinding,
     InputReason,

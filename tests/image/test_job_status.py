@@ -6,7 +6,7 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineosbuild import BuildState, MachineOSBuild
-from treenail.image.job_status import (
+from treenail.image.build_result import (
     JobStatus,
     can_change_state,
     compute_build_conditions,

@@ -8,8 +8,13 @@ import pytest
 from tests.image.test_config_layer import make_config, make_file
 from treenail.errors import ConfigError
 from treenail.image.config_layer import make_config_layer
-from treenail.image.labels import ImageLabels
-from treenail.image.oci.documents import ImageInstance, append_layer, make_index, read_labels
+from treenail.image.oci.documents import (
+    ImageInstance,
+    ImageLabels,
+    append_layer,
+    make_index,
+    read_labels,
+)
 from treenail.oci_content import (
     DOCKER_LIST,
     DOCKER_MANIFEST,

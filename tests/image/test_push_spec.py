@@ -2,9 +2,8 @@
 
 import pytest
 
-from treenail.api.pullspec import parse_pull_spec
+from treenail.api.pullspec import parse_pull_spec, parse_push_spec
 from treenail.errors import ConfigError
-from treenail.image.push_spec import parse_push_spec
 
 DIGEST = "sha256:" + 64 * "a"
 

@@ -12,6 +12,7 @@ from tests.installer.dying import DyingFiles, Fuse
 from tests.installer.joined_nodes import make_node
 from treenail.api.decode import Json
 from treenail.api.ignition.model import IgnitionFile
+from treenail.api.pullspec import parse_push_spec
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
@@ -24,7 +25,6 @@ from treenail.controllers.handover.handover_objects import (
     read_handover_secret,
 )
 from treenail.errors import AlreadyExistsError, NotFoundError, TreenailError
-from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.bootstrap import (
     BootstrapSettings,
     BootstrapSource,

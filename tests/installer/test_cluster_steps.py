@@ -8,6 +8,7 @@ import pytest
 
 from tests.installer.pool_builds import RecordingContext
 from treenail.api.component_names import NAMESPACE
+from treenail.api.pullspec import parse_push_spec
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.handover_objects import (
     HANDOVER_SECRET,
@@ -19,7 +20,6 @@ from treenail.controllers.handover.handover_objects import (
     read_handover_secret,
 )
 from treenail.errors import HostError, NotFoundError
-from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.cluster_steps import (
     FirstBootStep,
     HandoverStep,

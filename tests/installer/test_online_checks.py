@@ -24,7 +24,7 @@ from treenail.builder.registries import RegistrySettings
 from treenail.cli.controller.main import main
 from treenail.controllers.handover.image_mode import ImageMode, RegistryType
 from treenail.controllers.handover.image_mode_field import build_settings_configmap
-from treenail.image.labels import BASE_IMAGE
+from treenail.image.oci.documents import BASE_IMAGE
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.installer.directory.online_checks import OnlineChecks, RegistryChecker, read_labels
 from treenail.registry.transport import TlsSettings

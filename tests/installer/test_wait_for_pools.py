@@ -22,7 +22,7 @@ from treenail.controllers.handover.handover_objects import (
     build_result_configmap,
     parse_objects,
 )
-from treenail.image.job_status import compute_build_conditions
+from treenail.image.build_result import compute_build_conditions
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONFIGMAPS,

@@ -19,7 +19,7 @@ from treenail.provisioning.machines.logged_requests import RequestRow
 from treenail.provisioning.server.certificate import ServerCertificate
 from treenail.provisioning.server.server import IgnitionServer, ServerLimits
 from treenail.provisioning.server.service import ConfigService
-from treenail.provisioning.tokens.access import Access, AccessVerdict, OpenAccess
+from treenail.provisioning.tokens.tokens import Access, AccessVerdict, OpenAccess
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 LIMIT_S = 60.0

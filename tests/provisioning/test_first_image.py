@@ -20,8 +20,12 @@ from tests.provisioning.samples import (
 from treenail.api import annotations as key
 from treenail.clocks import format_rfc3339
 from treenail.provisioning.content.directory_source import DirectorySource
-from treenail.provisioning.content.selection import FirstImageSettings
-from treenail.provisioning.content.source import ServedInputs, SourceSettings, SourceUnreadyError
+from treenail.provisioning.content.source import (
+    FirstImageSettings,
+    ServedInputs,
+    SourceSettings,
+    SourceUnreadyError,
+)
 
 
 class Installation:

@@ -17,7 +17,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild
-from treenail.provisioning.content.selection import SelectedImage, select_image, select_rendered
+from treenail.provisioning.content.source import SelectedImage, select_image, select_rendered
 
 
 def read(document: Json) -> MachineConfigPool:

@@ -13,7 +13,7 @@ from tests.provisioning.serving import IGNITION, LIMIT_S, OneToken, Serving, rea
 from tests.waiting import wait_until
 from treenail.provisioning.content.source import ServedInputs, SourceUnreadyError
 from treenail.provisioning.machines.logged_requests import RequestOutcome
-from treenail.provisioning.tokens.access import AccessVerdict, OpenAccess
+from treenail.provisioning.tokens.tokens import AccessVerdict, OpenAccess
 
 
 class UnreadySource:

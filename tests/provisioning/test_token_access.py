@@ -26,7 +26,6 @@ from treenail.errors import ForbiddenError
 from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
-from treenail.provisioning.tokens.access import AccessVerdict
 from treenail.provisioning.tokens.bootstrap_tokens import (
     BootstrapCredentials,
     JoinTarget,
@@ -34,7 +33,7 @@ from treenail.provisioning.tokens.bootstrap_tokens import (
 )
 from treenail.provisioning.tokens.token_access import TokenAccess, TokenMode, TokenSettings
 from treenail.provisioning.tokens.token_store import CONFIRM_S, TokenStore
-from treenail.provisioning.tokens.tokens import TokenRecord, UseState, settle_use
+from treenail.provisioning.tokens.tokens import AccessVerdict, TokenRecord, UseState, settle_use
 
 pytestmark = pytest.mark.integration
 OK, UNAUTHORIZED, FORBIDDEN = HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN

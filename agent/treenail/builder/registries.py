@@ -11,11 +11,10 @@ from threading import Event
 from typing import TypeVar
 
 from treenail import sizes
-from treenail.api.pullspec import parse_pull_spec
+from treenail.api.pullspec import parse_pull_spec, parse_push_spec
 from treenail.clocks import Clock
 from treenail.config import image_mirrors, pullsecret
 from treenail.errors import FileError
-from treenail.image.push_spec import parse_push_spec
 from treenail.oci_content import is_digest
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient

@@ -17,6 +17,7 @@ from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.component_names import NAMESPACE
 from treenail.api.decode import Json
+from treenail.api.pullspec import parse_push_spec
 from treenail.clocks import Clock
 from treenail.controllers.handover.controller import InstallController
 from treenail.controllers.handover.handover_objects import (
@@ -35,7 +36,6 @@ from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import AlreadyExistsError, NotFoundError
-from treenail.image.push_spec import parse_push_spec
 from treenail.installer.bootstrap.bootstrap_registry import BootstrapRegistry
 from treenail.installer.directory.install_manifests import read_install_manifests
 from treenail.installer.images.built_image import BuiltPoolImage

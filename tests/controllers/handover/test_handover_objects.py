@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from treenail.api.decode import Json
+from treenail.api.pullspec import parse_push_spec
 from treenail.controllers.handover.handover_objects import (
     Handover,
     HandoverImage,
@@ -17,7 +18,6 @@ from treenail.controllers.handover.handover_objects import (
     read_result_configmap,
 )
 from treenail.errors import ConfigError
-from treenail.image.push_spec import parse_push_spec
 
 CANARY = "hunter2canary"
 DIGEST = "sha256:" + 64 * "a"

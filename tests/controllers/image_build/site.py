@@ -25,13 +25,12 @@ from tests.registry.images import make_client, make_layer, push_image, push_inde
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.api.pullspec import parse_pull_spec
+from treenail.api.pullspec import parse_pull_spec, parse_push_spec
 from treenail.builder.images.signatures import SigningKey
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import NotFoundError, UnreachableError
 from treenail.image.build_result import BuildPhase, BuildResult
-from treenail.image.push_spec import parse_push_spec
 from treenail.kube.api_client import Client, Transport
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse

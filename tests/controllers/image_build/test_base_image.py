@@ -8,11 +8,6 @@ import pytest
 from treenail.api import annotations as key
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import parse_rfc3339
-from treenail.controllers.image_build.base_image import (
-    decide_base,
-    make_base_facts,
-    parse_schedule,
-)
 from treenail.controllers.pools.image_tags import (
     CHECK_INTERVAL_S,
     ImageAnswer,
@@ -21,8 +16,11 @@ from treenail.controllers.pools.image_tags import (
     TagFacts,
     TagQuestion,
     TagRecord,
+    decide_base,
     decode_base_record,
     encode_base_record,
+    make_base_facts,
+    parse_schedule,
     pin_base_image,
 )
 from treenail.errors import ConfigError

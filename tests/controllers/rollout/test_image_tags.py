@@ -12,8 +12,7 @@ from tests.fakes.tag_source import FakeTagSource
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool, reject_unknown_pool_fields
 from treenail.clocks import parse_rfc3339
-from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S
-from treenail.controllers.pools.os_image import UNRESOLVED_CHECK_S
+from treenail.controllers.pools.image_tags import CHECK_INTERVAL_S, UNRESOLVED_CHECK_S
 from treenail.controllers.pools.registry_requests import TagMetrics
 from treenail.controllers.rollout.image_tag_updater import TagDependencies
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics

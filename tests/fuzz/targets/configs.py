@@ -33,8 +33,11 @@ from treenail.config.wanted_state import read_wanted_state
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
-from treenail.image.containerfile import expand_variables, parse_containerfile
-from treenail.image.inputs.containerfile_problems import find_containerfile_problems
+from treenail.image.containerfile import (
+    expand_variables,
+    find_containerfile_problems,
+    parse_containerfile,
+)
 from treenail.installer.directory import install_config, install_files
 
 Json = dict[str, Any]

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
-from treenail.image.labels import BUILD
 from treenail.image.oci import documents, prune
+from treenail.image.oci.documents import BUILD
 from treenail.registry import errors, referrers
 from treenail.registry.client import RegistryClient
 from treenail.registry.names import Manifest, parse_descriptor

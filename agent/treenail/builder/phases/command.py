@@ -25,7 +25,7 @@ from treenail.builder.buildah.program import (
     choose_own_id_maps,
     make_environment,
 )
-from treenail.builder.phases import build, termination
+from treenail.builder.phases import build
 from treenail.image import build_result
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,11 @@ class PhaseParser(argparse.ArgumentParser):
         self.exit(build_result.EXIT_USER, f"{self.prog}: {message}\n")
 
 
-def main(argv: list[str] | None, handler: termination.TerminationHandler) -> int:
-    """Run one phase; return its exit code. ``handler`` is installed."""
+def main(argv: list[str] | None, set_report: Callable[[Callable[[], int]], None]) -> int:
+    """Run one phase; return its exit code.
+
+    ``set_report`` gets the function that a signal calls before it ends the process.
+    """
     arguments = create_parser().parse_args(argv)
     # Not in a pod: there the kubelet ends all processes of the container.
     if arguments.die_with_parent:
@@ -56,7 +59,7 @@ def main(argv: list[str] | None, handler: termination.TerminationHandler) -> int
         )
         return _report_result(result, arguments.result)
 
-    handler.set_report(report_termination)
+    set_report(report_termination)
     shown: deque[str] = deque(maxlen=TAIL_LINES)
 
     def show_line(line: str) -> None:

@@ -10,13 +10,13 @@ from threading import Event
 from typing import BinaryIO
 
 from treenail import __version__, clocks, oci_content
-from treenail.api import decode
+from treenail.api import decode, pullspec
 from treenail.builder import build_layout, build_spec, registries
 from treenail.builder.images.packages import read_package_file
 from treenail.builder.images.provenance import attach_packages
 from treenail.builder.phases import fetch
 from treenail.errors import HostError, TreenailError
-from treenail.image import build_result, push_spec
+from treenail.image import build_result
 from treenail.image.oci.packages import make_spdx_document
 from treenail.registry import names, uploads
 from treenail.registry.client import RegistryClient
@@ -46,7 +46,7 @@ def push_image(
     built = layout.read_named(build_spec.BUILT_IMAGE)
     if built is None:
         raise HostError("cannot push: the work directory holds no built image")
-    target = push_spec.parse_push_spec(spec.push_spec, where="the push spec")
+    target = pullspec.parse_push_spec(spec.push_spec, where="the push spec")
     host = spec.push_registry or target.registry
     with settings.open_client(host, target.repository, clock) as client:
         upload_image(client, target.repository, layout, built, fetched)
@@ -65,7 +65,7 @@ def push_image(
 
 def _attach_packages(
     client: RegistryClient,
-    target: push_spec.PushSpec,
+    target: pullspec.PushSpec,
     digest: str,
     directories: build_spec.BuildDirectories,
     clock: clocks.Clock,
@@ -122,7 +122,7 @@ def upload_image(
     registries.transfer_blobs(_list_blobs(manifest, image.digest), open_client, upload)
 
 
-def verify_push(client: RegistryClient, target: push_spec.PushSpec, digest: str) -> None:
+def verify_push(client: RegistryClient, target: pullspec.PushSpec, digest: str) -> None:
     """Verify that the registry has this manifest under the tag; raise `RegistryError`."""
     pushed = client.head_manifest(target.repository, target.tag)
     if pushed is None or pushed.digest != digest:

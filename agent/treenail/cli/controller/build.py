@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treenail import clocks, errors
+from treenail.api import pullspec
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.api.node import convert_machine_name
 from treenail.builder import append_config, build_layout, build_spec, local, registries
@@ -21,8 +22,7 @@ from treenail.cli import output_format, terminal
 from treenail.cli.files import read_documents
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.image_build import build_planner, cluster_reader
-from treenail.image import build_result, push_spec
-from treenail.image.inputs import build_inputs
+from treenail.image import build_inputs, build_result
 from treenail.kube.resources import SECRETS
 from treenail.registry.images import resolve_digest
 
@@ -244,7 +244,7 @@ def _find_system_image(
     system: build_planner.SystemPlan,
     arguments: argparse.Namespace,
 ) -> str:
-    spec = push_spec.parse_push_spec(system.wanted.push_spec, where="the push spec")
+    spec = pullspec.parse_push_spec(system.wanted.push_spec, where="the push spec")
     settings = registries.RegistrySettings.read(arguments.push_secret, arguments.ca, os.environ)
     if build.plan.ca_pem and arguments.ca is None:
         settings = replace(settings, tls=replace(settings.tls, ca_pem=build.plan.ca_pem))
@@ -307,7 +307,7 @@ def _build_locally(
             )
         if arguments.push:
             _check_pushed(_run_phase(opened, build_result.BuildPhase.PUSH), image)
-    pushed = push_spec.parse_push_spec(plan.wanted.push_spec, where="the push spec")
+    pushed = pullspec.parse_push_spec(plan.wanted.push_spec, where="the push spec")
     return LocalBuildResult(
         image.digest, pushed.make_pull_spec(image.digest) if arguments.push else ""
     )
@@ -363,7 +363,7 @@ def make_tag_resolver(
     """Make a resolver with the login and the CA of the arguments, otherwise of the input."""
 
     def resolve(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -> str:
-        spec = push_spec.parse_push_spec(config.base_image, where="the base image")
+        spec = pullspec.parse_push_spec(config.base_image, where="the base image")
         settings = registries.RegistrySettings.read(arguments.pull_secret, arguments.ca, os.environ)
         if arguments.pull_secret is None:
             settings = replace(settings, secret=_read_login(config, reader))

@@ -19,8 +19,7 @@ from treenail.log import log_to_stderr
 
 if TYPE_CHECKING:
     from treenail.controllers.runtime.informer_set import InformerSet
-    from treenail.provisioning.content.selection import FirstImageSettings
-    from treenail.provisioning.content.source import PoolSource, SourceSettings
+    from treenail.provisioning.content.source import FirstImageSettings, PoolSource, SourceSettings
     from treenail.provisioning.machines.request_recorder import RequestLogSettings
     from treenail.provisioning.server.server import IgnitionServer
 
@@ -243,7 +242,7 @@ class ServeProcess:
             return None
         from treenail.kube.api_client import Client
         from treenail.provisioning.content.cluster_source import WorkerWait
-        from treenail.provisioning.content.selection import FirstImageSettings
+        from treenail.provisioning.content.source import FirstImageSettings
 
         client = Client(self._transport, limit_s=serve_tokens.REQUEST_LIMIT_S)
         wait = WorkerWait(client, self._clock)

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from treenail.controllers.runtime.informer_set import InformerSet
     from treenail.kube.api_client import Transport
     from treenail.provisioning.content.source import PoolSource
-    from treenail.provisioning.tokens.access import Access
     from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget, SharedCredentials
+    from treenail.provisioning.tokens.tokens import Access
 
 log = logging.getLogger(__name__)
 
-"""Namespace of the manifests."""
 MODES = ("off", "ask", "require")
 _URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
 _BEARER_TOKEN = re.compile(r"[!-~]{1,8192}")
@@ -112,7 +111,7 @@ def open_access(
     clock: clocks.Clock,
 ) -> "Access":
     """Return the access that the arguments choose. Call it before the informers start."""
-    from treenail.provisioning.tokens.access import OpenAccess
+    from treenail.provisioning.tokens.tokens import OpenAccess
 
     target = _find_target(arguments)
     shared = _make_shared_credentials(arguments, target)

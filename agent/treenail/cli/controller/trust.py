@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from treenail import errors
 from treenail.api import decode, documents
+from treenail.api.pullspec import parse_push_spec
 from treenail.cli import terminal
 from treenail.image.oci import signature
 from treenail.image.oci.documents import encode
-from treenail.image.push_spec import parse_push_spec
 from treenail.update.checks.signature_policy import POLICY_PATH
 
 if TYPE_CHECKING:

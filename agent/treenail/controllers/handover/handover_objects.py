@@ -17,9 +17,9 @@ from treenail import errors, sanitize, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.api.component_names import NAMESPACE
+from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.config import bootstrap_registry
 from treenail.controllers.pools import node_selection, os_image, pool_status
-from treenail.image.push_spec import PushSpec, parse_push_spec
 from treenail.kube import resources
 from treenail.registry.names import check_digest
 

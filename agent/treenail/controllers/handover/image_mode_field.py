@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import TypeVar
 
 from treenail.api import component_names, decode, documents, yaml11
+from treenail.api.pullspec import parse_push_spec
 from treenail.controllers.handover import image_mode
 from treenail.errors import ConfigError
-from treenail.image.push_spec import parse_push_spec
 
 FIELD = "imageMode"
 _FIELDS = ("enabled", "registry", "workers", "pools")

@@ -14,7 +14,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta, pullspec
 from treenail.controllers.image_build import build_facts
-from treenail.image import build_result, job_status, push_spec
+from treenail.image import build_result
 from treenail.kube.resources import MACHINEOSCONFIGS
 
 _SYSTEMS_LIMIT = 8 * 1024
@@ -351,7 +351,7 @@ class ObservedJob:
         meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
         status = fields.get_object("status")
         # A deleted Job may still succeed: the decision sees both facts.
-        counts = job_status.JobStatus.from_json(document)
+        counts = build_result.JobStatus.from_json(document)
         started = status.get_text("startTime")
         attempt = meta.labels.get(key.BUILD_ATTEMPT, "")
         failed = counts.find_condition("Failed")
@@ -366,7 +366,7 @@ class ObservedJob:
                 architecture=meta.labels.get(key.BUILD_ARCHITECTURE, ""),
                 attempt=int(attempt) if attempt.isascii() and attempt.isdigit() else 1,
                 state=build_facts.JobState(
-                    job_status.compute_job_state(replace(counts, is_deleting=False)).value
+                    build_result.compute_job_state(replace(counts, is_deleting=False)).value
                 ),
                 is_deleting=counts.is_deleting,
                 owners=tuple(owner_reference.uid for owner_reference in meta.owner_references),
@@ -509,7 +509,7 @@ def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImag
     is_own = build.condition is None or build.condition.reason != build_result.PRE_BUILT_SEEDED
     tagged = (*systems, (build.pull_spec, build.name)) if is_own else tuple(systems)
     try:
-        target = push_spec.parse_push_spec(build.push_spec, where="push spec")
+        target = pullspec.parse_push_spec(build.push_spec, where="push spec")
     except errors.ConfigError:
         return ()
     repository = f"{target.registry}/{target.repository}"

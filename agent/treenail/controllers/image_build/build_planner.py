@@ -16,16 +16,15 @@ from treenail import sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.clocks import Clock
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
 from treenail.controllers.pools import image_tags, os_image
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, CredentialError, UsageError
-from treenail.image import config_layer
-from treenail.image.inputs import build_inputs, checks
-from treenail.image.labels import ImageLabels
-from treenail.image.push_spec import PushSpec, parse_push_spec
+from treenail.image import build_inputs, config_layer, input_checks
+from treenail.image.oci.documents import ImageLabels
 from treenail.kube import resources
 
 IsEnded = Callable[[str], bool]
@@ -159,17 +158,19 @@ class BuildPlanner:
         rendered_findings = (
             finding
             for name in names
-            for finding in checks.find_rendered_findings(
+            for finding in input_checks.find_rendered_findings(
                 rendered.config, base_image=config.base_image, architecture=name
             )
         )
         _refuse_findings(
-            *checks.find_config_findings(config),
-            *checks.find_architecture_findings(config, names),
+            *input_checks.find_config_findings(config),
+            *input_checks.find_architecture_findings(config, names),
             *dict.fromkeys(rendered_findings),
-            *(checks.find_context_findings(document, where) if where else ()),
+            *(input_checks.find_context_findings(document, where) if where else ()),
         )
-        context = checks.read_context(document, where) if where else checks.BuildContext()
+        context = (
+            input_checks.read_context(document, where) if where else input_checks.BuildContext()
+        )
         push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         systems = [
             build_inputs.BuildInputs.from_objects(config, rendered.config, architecture)
@@ -233,7 +234,7 @@ class BuildPlanner:
                 release=rendered.config.metadata.annotations.get(key.RELEASE_VERSION, ""),
                 content_key=content_key,
             ).to_map(),
-            deadline_s=checks.read_deadline(config),
+            deadline_s=input_checks.read_deadline(config),
         )
 
     def check_secrets(
@@ -242,14 +243,14 @@ class BuildPlanner:
         """Return why the present Secrets cannot be used; raise `ClusterError`."""
         push, base = config.push_secret, config.base_pull_secret
         findings = list(
-            checks.find_push_secret_findings(
+            input_checks.find_push_secret_findings(
                 self._reader.find_object(resources.SECRETS, push),
                 self._reader.describe_object(resources.SECRETS, push),
                 config.push_spec,
             )
         )
         if base:
-            findings += checks.find_pull_secret_findings(
+            findings += input_checks.find_pull_secret_findings(
                 self._reader.find_object(resources.SECRETS, base),
                 self._reader.describe_object(resources.SECRETS, base),
             )
@@ -260,7 +261,7 @@ class BuildPlanner:
         except CredentialError as error:
             # The cluster's pull secret, which the object does not name.
             return image_tags.ImageProblem(
-                checks.InputReason.SECRET_INVALID, f"{error}; {error.remedy}"
+                input_checks.InputReason.SECRET_INVALID, f"{error}; {error.remedy}"
             )
         return None
 
@@ -307,7 +308,7 @@ class BuildPlanner:
 
     def _make_config_file(self, name: str) -> bytes:
         layer = config_layer.make_config_layer(self._reader.read_rendered(name))
-        _refuse_findings(*checks.find_size_findings(name, layer.size, _OBJECT_LIMIT))
+        _refuse_findings(*input_checks.find_size_findings(name, layer.size, _OBJECT_LIMIT))
         return layer.tar_gz
 
     def _read_all_cas(
@@ -362,12 +363,12 @@ def _compute_digest(content: bytes | None) -> str:
     return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
-def _refuse_findings(*findings: checks.InputFinding) -> None:
+def _refuse_findings(*findings: input_checks.InputFinding) -> None:
     if findings:
         raise BuildRefused(_describe_findings(*findings))
 
 
-def _describe_findings(*findings: checks.InputFinding) -> image_tags.ImageProblem:
+def _describe_findings(*findings: input_checks.InputFinding) -> image_tags.ImageProblem:
     """Return the first findings as one problem with the reason of the first one."""
     shown = "; ".join(map(str, findings[:_MAX_PROBLEMS]))
     more = len(findings) - _MAX_PROBLEMS
@@ -463,8 +464,8 @@ def _plan_build(
             "treenail-controller build -f DIR -f -",
         )
     owner = os_image.find_pool_owner(config.pool, objects.list_image_configs())
-    for finding in checks.find_pool_findings(config, manifests.pools[config.pool], owner):
-        if finding.reason is checks.InputReason.POOL_TAKEN:
+    for finding in input_checks.find_pool_findings(config, manifests.pools[config.pool], owner):
+        if finding.reason is input_checks.InputReason.POOL_TAKEN:
             raise ConfigError(f"MachineOSConfig {config.name}: {finding}")
     configs, errors = render.render_pools(manifests, config.pool)
     if errors:

@@ -32,7 +32,7 @@ from treenail.controllers.image_build import build_objects
 from treenail.controllers.pools import node_selection, pool_index, pool_membership, pool_views
 from treenail.controllers.render.render import RenderedConfig
 from treenail.controllers.runtime import informer_set, workers
-from treenail.image.inputs.build_inputs import find_build_paths
+from treenail.image.build_inputs import find_build_paths
 from treenail.kube import resources, watch
 
 log = logging.getLogger(__name__)

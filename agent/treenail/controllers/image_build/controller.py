@@ -16,7 +16,6 @@ from treenail.api import annotations as key
 from treenail.api import machineosbuild, machineosconfig
 from treenail.builder.images.signatures import SigningKey
 from treenail.controllers.image_build import (
-    base_image,
     build_facts,
     build_objects,
     build_planner,
@@ -31,7 +30,7 @@ from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
 from treenail.controllers.image_build.tag_resolver import TagResolver
 from treenail.controllers.pools import image_tags, os_image, registry_requests
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
-from treenail.image.inputs import build_inputs, checks
+from treenail.image import build_inputs, input_checks
 from treenail.kube import api_client, event_recorder, lease, resources
 from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits
@@ -55,7 +54,7 @@ _NEEDED_KINDS = frozenset(
         resources.PODS,
     )
 )
-SOFT_REASONS = frozenset({checks.InputReason.POOL_DEGRADED})
+SOFT_REASONS = frozenset({input_checks.InputReason.POOL_DEGRADED})
 """Findings that let a running build continue."""
 FindHoldReason = Callable[[str], str]
 """Returns why the first build of a pool must wait; empty if it can begin. Raises `ClusterError`."""
@@ -234,10 +233,12 @@ class BuildController:
         """Decide about the tag of the base image, and ask its registry if necessary."""
         config = objects.config
         try:
-            facts = base_image.make_base_facts(config)
+            facts = image_tags.make_base_facts(config)
         except errors.ConfigError as error:
             return image_tags.TagDecision(
-                problem=image_tags.ImageProblem(checks.InputReason.ANNOTATION_INVALID, str(error))
+                problem=image_tags.ImageProblem(
+                    input_checks.InputReason.ANNOTATION_INVALID, str(error)
+                )
             )
         tags, secret = self._dependencies.tags, config.base_pull_secret
         try:
@@ -246,7 +247,7 @@ class BuildController:
             # Of the ControllerConfig: its CAs are needed before the tag can be resolved.
             message = f"cannot resolve the base image: {error}"
             return image_tags.TagDecision(
-                problem=image_tags.ImageProblem(checks.InputReason.CONFIG_INVALID, message)
+                problem=image_tags.ImageProblem(input_checks.InputReason.CONFIG_INVALID, message)
             )
         except errors.ForbiddenError as error:
             return image_tags.TagDecision(problem=_describe_refused_read(error))
@@ -259,7 +260,7 @@ class BuildController:
             for asked, answer in self._requests.get_answers(config.name).items()
             if isinstance(asked, image_tags.TagQuestion)
         }
-        base = base_image.decide_base(facts, answers, self._clock.now(), login=login)
+        base = image_tags.decide_base(facts, answers, self._clock.now(), login=login)
         if (question := base.question) is not None:
             architectures = frozenset(
                 build_planner.choose_architectures(self._find_architectures(objects))
@@ -349,7 +350,7 @@ class BuildController:
         """Return the plan, and why it must not begin."""
         config, pool = objects.config, objects.pool
         owner = os_image.find_pool_owner(config.pool, self._views.configs.get_all().values())
-        findings = list(checks.find_pool_findings(config, pool, owner))
+        findings = list(input_checks.find_pool_findings(config, pool, owner))
         hard = next((finding for finding in findings if finding.reason not in SOFT_REASONS), None)
         if hard is not None or pool is None:
             return None, _describe_problem(hard or findings[0])
@@ -363,7 +364,7 @@ class BuildController:
             return None, error.problem
         except (errors.ConfigError, errors.NotFoundError) as error:
             return None, image_tags.ImageProblem(
-                checks.InputReason.CONFIG_INVALID, f"cannot plan the build: {error}"
+                input_checks.InputReason.CONFIG_INVALID, f"cannot plan the build: {error}"
             )
         except errors.ForbiddenError as error:
             return None, _describe_refused_read(error)
@@ -508,10 +509,10 @@ def _get_image(
 
 def _describe_refused_read(error: errors.ForbiddenError) -> image_tags.ImageProblem:
     message = f"cannot plan the build: {error}; {_ROLE_REMEDY}"
-    return image_tags.ImageProblem(checks.InputReason.REQUEST_REFUSED, message)
+    return image_tags.ImageProblem(input_checks.InputReason.REQUEST_REFUSED, message)
 
 
-def _describe_problem(finding: checks.InputFinding) -> image_tags.ImageProblem:
+def _describe_problem(finding: input_checks.InputFinding) -> image_tags.ImageProblem:
     return image_tags.ImageProblem(finding.reason, str(finding))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build import build_facts, decide_systems, status
 from treenail.controllers.pools import image_tags
-from treenail.image import build_result, job_status
+from treenail.image import build_result
 
 MAX_COUNTED = 8
 """Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
@@ -422,7 +422,7 @@ class _BuildDecider:
         )
         if (build.state, state) == (BuildState.BUILDING, BuildState.PREPARED):
             state = BuildState.BUILDING
-        if state is not before.state and not job_status.can_change_state(before.state, state):
+        if state is not before.state and not build_result.can_change_state(before.state, state):
             return build
         after = replace(build, state=state, reason=str(reason) or state.value, message=message)
         if (before.state, before.reason, before.message, before.job, before.digest) != (

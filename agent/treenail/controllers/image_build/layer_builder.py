@@ -28,8 +28,8 @@ from treenail.builder.images.provenance import attach_provenance, copy_packages
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_planner
 from treenail.controllers.pools.image_tags import ImageAnswer
-from treenail.image import build_result, config_layer, push_spec
-from treenail.image.labels import POOL
+from treenail.image import build_result, config_layer
+from treenail.image.oci.documents import POOL
 from treenail.image.oci.provenance import BuildProvenance
 from treenail.registry import authorization, transport, uploads
 from treenail.registry.client import RegistryClient
@@ -177,7 +177,7 @@ class LayerBuilder:
 
     def find_system_image(self, image: str, config: machineosconfig.MachineOSConfig) -> ImageAnswer:
         """Return the system part with this tag by digest, empty if the registry lacks it."""
-        spec = push_spec.parse_push_spec(image, where="the system part")
+        spec = pullspec.parse_push_spec(image, where="the system part")
 
         def find() -> str:
             login = self._planner.read_push_login(config)
@@ -231,7 +231,7 @@ class LayerBuilder:
 
         Other failures may end before the Job pushes, and its builder retries them.
         """
-        spec = push_spec.parse_push_spec(image, where="push spec")
+        spec = pullspec.parse_push_spec(image, where="push spec")
 
         def check() -> None:
             login = self._planner.read_push_login(config)
@@ -256,7 +256,7 @@ class LayerBuilder:
         config: machineosconfig.MachineOSConfig,
     ) -> tuple[str, str]:
         """Push the image; return its pull spec, and what is missing beside it."""
-        target = push_spec.parse_push_spec(question.push_spec, where="push spec")
+        target = pullspec.parse_push_spec(question.push_spec, where="push spec")
 
         def read_layer() -> config_layer.ConfigLayer:
             rendered = self._planner.read_rendered(question.config)
@@ -346,7 +346,7 @@ class LayerBuilder:
     def _attach_provenances(
         self,
         client: RegistryClient,
-        target: push_spec.PushSpec,
+        target: pullspec.PushSpec,
         appended: AppendedImage,
         question: build_facts.AppendConfig,
         plan: build_planner.BuildPlan,
@@ -368,7 +368,7 @@ class LayerBuilder:
     def _attach_provenance(
         self,
         client: RegistryClient,
-        target: push_spec.PushSpec,
+        target: pullspec.PushSpec,
         digest: str,
         question: build_facts.AppendConfig,
         plan: build_planner.BuildPlan,

@@ -9,7 +9,7 @@ from treenail.clocks import format_rfc3339
 from treenail.controllers.image_build import build_facts
 from treenail.controllers.pools import image_tags
 from treenail.image import build_result
-from treenail.image.inputs.checks import InputReason
+from treenail.image.input_checks import InputReason
 
 _WITH_OUTPUT = frozenset(
     {

@@ -1,11 +1,12 @@
 """Find in registries which images tags stand for."""
 
 from treenail import clocks, errors
+from treenail.api import pullspec
 from treenail.builder import failures, registries
 from treenail.config import image_mirrors
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.pools.image_tags import ImageAnswer
-from treenail.image import build_result, push_spec
+from treenail.image import build_result
 from treenail.registry import transport
 from treenail.registry.images import resolve_digest
 from treenail.registry.proxies import ProxySettings
@@ -52,7 +53,7 @@ class TagResolver:
         return self._reader.compute_access_version(secret)
 
     def _resolve_digest(self, image: str, architectures: frozenset[str], secret: str) -> str:
-        spec = push_spec.parse_push_spec(image, where="tag")
+        spec = pullspec.parse_push_spec(image, where="tag")
         login = self._reader.read_base_login(secret)
 
         def resolve(place: registries.ImageName) -> str:

@@ -14,8 +14,8 @@ from treenail.controllers.image_build import build_facts, build_objects
 from treenail.controllers.image_build.status import UNSCHEDULABLE
 from treenail.controllers.pools.image_tags import TagChange
 from treenail.controllers.runtime import controller_metrics, own_writes
-from treenail.image.inputs.checks import InputReason
-from treenail.image.job_status import compute_build_conditions
+from treenail.image.build_result import compute_build_conditions
+from treenail.image.input_checks import InputReason
 from treenail.kube import api_client, event_recorder, resources
 
 log = logging.getLogger(__name__)

@@ -4,18 +4,21 @@
 resolved once. While it is watched, it is resolved again within windows, and a new digest is
 followed. A tag that moves back or disappears is reported, and not followed.
 
-`TagRecord` keeps how a tag was resolved.
+`TagRecord` keeps how a tag was resolved: in the status of a pool, and in an annotation of a
+MachineOSConfig. Nodes and builds use the record, so that neither a restart nor the registry changes
+their image.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import decode, machineosconfig, object_meta, pullspec
-from treenail.controllers.pools import maintenance_windows
-from treenail.image import build_result, push_spec
+from treenail.api import decode, machineconfigpool, machineosconfig, object_meta, pullspec
+from treenail.controllers.pools import maintenance_windows, rollout_policy
+from treenail.image import build_result
 
 MAX_EARLIER = 20
 """Images that a record remembers. An older one counts as new when the tag returns to it."""
@@ -403,6 +406,105 @@ def _follow_tag(record: TagRecord, answer: ImageAnswer) -> TagRecord:
     )
 
 
+# Pools
+
+TAG_STATUS = "osImageTag"
+"""Field of a pool's status with the record. Only the rollout controller may write it."""
+TAG_RESOLVED = "OSImageResolved"
+"""Type of the condition of a pool with a tag."""
+UNRESOLVED_CHECK_S = 30.0
+"""How often the login is compared while no image is known. Secrets are not watched."""
+
+
+def make_tag_facts(
+    pool: machineconfigpool.MachineConfigPool,
+    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = (),
+) -> TagFacts:
+    """Extract what is known about the tag of the pool."""
+    tag = pool.os_image_tag
+    fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
+    record, problem = parse_tag_record(fields), None
+    if tag is not None and record is None and fields.values.get("tag") == tag.name:
+        reason, message = fields.get_text("reason"), fields.get_text("message")
+        problem = ImageProblem(reason, message) if reason else None
+    return TagFacts(
+        "" if tag is None else tag.name,
+        record,
+        problem,
+        is_watched=tag is not None and tag.is_followed,
+        windows=windows,
+        is_stored=bool(pool.status.get(TAG_STATUS)),
+        has_condition=any(condition.type == TAG_RESOLVED for condition in pool.conditions),
+    )
+
+
+def make_tag_status(facts: TagFacts, decision: TagDecision) -> decode.Json | None:
+    """Return the field of the status to write; empty removes it, None leaves it."""
+    if decision.write is not None:
+        return decision.write.to_json()
+    if decision.drops_record:
+        return {}
+    problem = decision.problem
+    if problem is None or problem == facts.problem:
+        return None
+    return {"tag": facts.tag, "reason": problem.reason, "message": problem.message}
+
+
+def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
+    """Raise `errors.ConfigError` if the tag of the pool is invalid."""
+    if pool.os_image_tag is not None:
+        where = f"spec.osImageTag.name of pool {pool.name}"
+        pullspec.parse_push_spec(pool.os_image_tag.name, where=where)
+
+
+def decide_pool_tag(
+    pool: str,
+    facts: TagFacts,
+    find_answer: FindAnswer,
+    now: float,
+    *,
+    login: str = "",
+) -> TagDecision:
+    """Decide the next step for the tag of a pool, which is valid."""
+    decision = decide_tag(facts, find_answer, now, _make_texts(pool), login=login)
+    if not decision.is_waiting and decision.problem is None:
+        return decision
+    delay = decision.requeue_after_s
+    delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
+    return replace(decision, requeue_after_s=delay)
+
+
+def _make_texts(pool: str) -> TagTexts:
+    return TagTexts(
+        condition=TAG_RESOLVED,
+        subject="The OS image",
+        users="nodes",
+        missing_remedy="push the tag, or correct spec.osImageTag",
+        moved_back_remedy=(
+            "to return to it, name its digest: "
+            f"kubectl patch mcp {pool} --type=merge "
+            '-p \'{"spec":{"osImageTag":null,"osImage":"IMAGE@DIGEST"}}\''
+        ),
+    )
+
+
+# Base images of builds
+
+_MAX_WINDOWS = 20
+_BASE_TEXTS = TagTexts(
+    condition=machineosconfig.ImageConfigCondition.BASE_RESOLVED,
+    subject="The base image",
+    users="builds",
+    missing_remedy=f"push the tag, or name another image in the annotation {key.BASE_IMAGE}",
+    moved_back_remedy=(
+        f"to follow the tag, set the annotation {key.REBUILD} of the MachineOSConfig"
+    ),
+)
+_SCHEDULE_FORMAT = (
+    'a list such as [{"days": ["Sun"], "start": "02:00", "duration": "4h", "timeZone": "UTC"}]'
+)
+
+
 def pin_base_image(config: machineosconfig.MachineOSConfig) -> machineosconfig.MachineOSConfig:
     """Return the MachineOSConfig with its base by digest, if its tag was resolved."""
     notes = config.metadata.annotations
@@ -432,7 +534,76 @@ def decode_base_record(text: str) -> TagRecord | None:
 def is_tag(image: str) -> bool:
     """Return whether an image is named by a valid tag, with its registry."""
     try:
-        push_spec.parse_push_spec(image, where=key.BASE_IMAGE)
+        pullspec.parse_push_spec(image, where=key.BASE_IMAGE)
     except errors.ConfigError:
         return False
     return True
+
+
+def make_base_facts(config: machineosconfig.MachineOSConfig) -> TagFacts:
+    """Extract the facts; raise `ConfigError` for an invalid schedule."""
+    image = config.base_image
+    tag = image if is_tag(image) else ""
+    schedule = config.metadata.annotations.get(key.REBUILD_SCHEDULE)
+    if schedule is not None and not tag:
+        raise errors.ConfigError(
+            f"annotation {key.REBUILD_SCHEDULE}: expected a tag in the annotation "
+            f"{key.BASE_IMAGE}, found {image[:100] or 'no annotation'!r}; name the base by tag, or "
+            "remove the schedule"
+        )
+    record = decode_base_record(config.metadata.annotations.get(key.RESOLVED_BASE, ""))
+    windows = () if schedule is None else parse_schedule(schedule)
+    return TagFacts(
+        tag,
+        record,
+        is_watched=bool(windows),
+        windows=windows,
+        rebuild_requested=config.needs_rebuild,
+        is_stored=record is not None,
+        has_condition=any(
+            condition.type == machineosconfig.ImageConfigCondition.BASE_RESOLVED
+            for condition in config.conditions
+        ),
+    )
+
+
+def parse_schedule(text: str) -> tuple[maintenance_windows.MaintenanceWindow, ...]:
+    """Parse the windows of the annotation; raise `ConfigError`."""
+    where = f"annotation {key.REBUILD_SCHEDULE}"
+    try:
+        fields = decode.Fields.from_json({"windows": decode.load_json(text, where=where)}, "")
+        _check_count(len(fields.get_list("windows")))
+        return fields.map_objects(
+            "windows",
+            lambda window: maintenance_windows.parse_window(
+                window, rollout_policy.parse_duration_s(window, "duration")
+            ),
+        )
+    except errors.ConfigError as error:
+        raise errors.ConfigError(
+            f"{where}: expected {_SCHEDULE_FORMAT}, found {text[:100]!r} ({error}); correct it, or "
+            "remove the annotation"
+        ) from error
+
+
+def _check_count(count: int) -> None:
+    # Without windows, a schedule would always be open.
+    if not 1 <= count <= _MAX_WINDOWS:
+        raise errors.ConfigError(f"expected 1 to {_MAX_WINDOWS} windows, found {count}")
+
+
+def decide_base(
+    facts: TagFacts,
+    answers: Mapping[TagQuestion, ImageAnswer],
+    now: float,
+    *,
+    login: str = "",
+) -> TagDecision:
+    """Decide whether to resolve the tag, and whether to follow the answer."""
+    find_answer = partial(find_tag_answer, answers)
+    decision = decide_tag(facts, find_answer, now, _BASE_TEXTS, login=login)
+    if decision.problem is None:
+        return decision
+    return replace(
+        decision, problem=replace(decision.problem, reason=build_result.BASE_IMAGE_UNRESOLVED)
+    )

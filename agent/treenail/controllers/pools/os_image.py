@@ -3,30 +3,18 @@
 The image comes from the spec of the pool or from a build in the cluster, which a
 MachineOSConfig requests and a MachineOSBuild runs. Order and messages of the build checks are those
 of the Machine Config Operator (canLayeredContinue in node_controller.go).
-
-`decide_pool_tag` decides which image the tag in ``spec.osImageTag`` of a pool stands for.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from treenail.api import (
-    decode,
     machineconfigpool,
     machineosbuild,
     machineosconfig,
     pullspec,
 )
-from treenail.controllers.pools import image_tags, maintenance_windows, node_facts
-from treenail.image.push_spec import parse_push_spec
-
-TAG_STATUS = "osImageTag"
-"""Field of a pool's status with the record. Only the rollout controller may write it."""
-TAG_RESOLVED = "OSImageResolved"
-"""Type of the condition of a pool with a tag."""
-UNRESOLVED_CHECK_S = 30.0
-"""How often the login is compared while no image is known. Secrets are not watched."""
-
+from treenail.controllers.pools import image_tags, node_facts
 
 _BUILD_FAILED_MESSAGE = "Build Failed"
 """What the MCO writes into each failed build; it adds nothing."""
@@ -91,8 +79,8 @@ def read_pool_target(pool: machineconfigpool.MachineConfigPool) -> GateVerdict:
             "remove one of the two",
             "InvalidConfiguration",
         )
-    check_tag(pool)
-    facts = make_tag_facts(pool)
+    image_tags.check_tag(pool)
+    facts = image_tags.make_tag_facts(pool)
     if (record := facts.record) is not None and record.tag == tag.name:
         return GateOpen(
             node_facts.RolloutTarget(name, record.image),
@@ -253,77 +241,3 @@ def _check_succeeded_build(
     if build.pull_spec != config.pull_spec:
         return GateWaiting(f'{done}, but MachineOSConfig "{config.name}" has not updated yet')
     return GateOpen(node_facts.RolloutTarget(pool.configuration.name, config.pull_spec), done)
-
-
-def make_tag_facts(
-    pool: machineconfigpool.MachineConfigPool,
-    windows: tuple[maintenance_windows.MaintenanceWindow, ...] = (),
-) -> image_tags.TagFacts:
-    """Extract what is known about the tag of the pool."""
-    tag = pool.os_image_tag
-    fields = decode.Fields.from_json(pool.status, "status").get_object(TAG_STATUS)
-    record, problem = image_tags.parse_tag_record(fields), None
-    if tag is not None and record is None and fields.values.get("tag") == tag.name:
-        reason, message = fields.get_text("reason"), fields.get_text("message")
-        problem = image_tags.ImageProblem(reason, message) if reason else None
-    return image_tags.TagFacts(
-        "" if tag is None else tag.name,
-        record,
-        problem,
-        is_watched=tag is not None and tag.is_followed,
-        windows=windows,
-        is_stored=bool(pool.status.get(TAG_STATUS)),
-        has_condition=any(condition.type == TAG_RESOLVED for condition in pool.conditions),
-    )
-
-
-def make_tag_status(
-    facts: image_tags.TagFacts, decision: image_tags.TagDecision
-) -> decode.Json | None:
-    """Return the field of the status to write; empty removes it, None leaves it."""
-    if decision.write is not None:
-        return decision.write.to_json()
-    if decision.drops_record:
-        return {}
-    problem = decision.problem
-    if problem is None or problem == facts.problem:
-        return None
-    return {"tag": facts.tag, "reason": problem.reason, "message": problem.message}
-
-
-def check_tag(pool: machineconfigpool.MachineConfigPool) -> None:
-    """Raise `ConfigError` if the tag of the pool is invalid."""
-    if pool.os_image_tag is not None:
-        where = f"spec.osImageTag.name of pool {pool.name}"
-        parse_push_spec(pool.os_image_tag.name, where=where)
-
-
-def decide_pool_tag(
-    pool: str,
-    facts: image_tags.TagFacts,
-    find_answer: image_tags.FindAnswer,
-    now: float,
-    *,
-    login: str = "",
-) -> image_tags.TagDecision:
-    """Decide the next step for the tag of a pool, which is valid."""
-    decision = image_tags.decide_tag(facts, find_answer, now, _make_texts(pool), login=login)
-    if not decision.is_waiting and decision.problem is None:
-        return decision
-    delay = decision.requeue_after_s
-    delay = UNRESOLVED_CHECK_S if delay is None else min(delay, UNRESOLVED_CHECK_S)
-    return replace(decision, requeue_after_s=delay)
-
-
-def _make_texts(pool: str) -> image_tags.TagTexts:
-    return image_tags.TagTexts(
-        condition=TAG_RESOLVED,
-        subject="The OS image",
-        users="nodes",
-        missing_remedy="push the tag, or correct spec.osImageTag",
-        moved_back_remedy=(
-            "to return to it, name its digest: "
-            f"kubectl patch mcp {pool} --type=merge "
-            '-p \'{"spec":{"osImageTag":null,"osImage":"IMAGE@DIGEST"}}\''
-        ),
-    )

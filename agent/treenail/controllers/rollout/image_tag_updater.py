@@ -13,7 +13,6 @@ from treenail.controllers.pools import (
     expected_writes,
     image_tags,
     node_facts,
-    os_image,
     registry_requests,
     rollout_policy,
 )
@@ -79,23 +78,23 @@ class ImageTagUpdater:
         A pool with an invalid tag or policy stays as it is; the rollout reports these.
         """
         try:
-            os_image.check_tag(pool)
+            image_tags.check_tag(pool)
             windows = rollout_policy.find_policy(pool, policies).windows
         except errors.ConfigError:
             return TagResult(pool)
         login = self._find_login(pool)
         for _ in range(_MAX_ROUNDS):
-            facts = os_image.make_tag_facts(pool, windows)
+            facts = image_tags.make_tag_facts(pool, windows)
             self._requests.keep_answers(pool.name, facts.concerns)
             find_answer = partial(image_tags.find_tag_answer, self._requests.get_answers(pool.name))
-            decision = os_image.decide_pool_tag(
+            decision = image_tags.decide_pool_tag(
                 pool.name,
                 facts,
                 find_answer,
                 self._clock.now(),
                 login=login if facts.is_unresolved else "",
             )
-            status = os_image.make_tag_status(facts, decision)
+            status = image_tags.make_tag_status(facts, decision)
             if status is not None:
                 pool = self._pools.record_write(pool, self._writer.write_image_tag(pool, status))
                 self._report_change(pool, decision.change)
@@ -107,7 +106,7 @@ class ImageTagUpdater:
 
     def _find_login(self, pool: machineconfigpool.MachineConfigPool) -> str:
         tag = pool.os_image_tag
-        if tag is None or not os_image.make_tag_facts(pool).is_unresolved:
+        if tag is None or not image_tags.make_tag_facts(pool).is_unresolved:
             return ""
         try:
             return self._source.compute_access_version(tag.pull_secret)

@@ -13,8 +13,8 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool
 from treenail.controllers.pools import (
+    image_tags,
     node_facts,
-    os_image,
     pool_membership,
     pool_status,
     rollout_policy,
@@ -229,9 +229,9 @@ class RolloutWriter:
     ) -> machineconfigpool.MachineConfigPool:
         """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
         # A merge patch keeps fields that it does not name.
-        known = decode.Fields.from_json(pool.status, "").get_object(os_image.TAG_STATUS).values
+        known = decode.Fields.from_json(pool.status, "").get_object(image_tags.TAG_STATUS).values
         return self._write_status(
-            pool, {os_image.TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
+            pool, {image_tags.TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
         )
 
     def write_locks(

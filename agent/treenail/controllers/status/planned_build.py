@@ -8,7 +8,7 @@ from treenail.api import annotations as key
 from treenail.api import machineconfig, machineconfigpool, machineosbuild, machineosconfig
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.pools import image_tags, node_facts, os_image
-from treenail.image.inputs import build_inputs, checks
+from treenail.image import build_inputs, input_checks
 
 UNBUILT_IMAGE = "(built first)"
 """In place of the pull spec of an image that does not exist yet."""
@@ -117,9 +117,9 @@ def _find_problems(
     for image_config in facts.image_configs:
         if image_config.pool == facts.pool.name and _is_unanswered(image_config):
             for finding in (
-                *checks.find_config_findings(image_config),
-                *checks.find_pool_findings(image_config, facts.pool, pool_build.config),
-                *checks.find_architecture_findings(image_config, facts.architectures),
+                *input_checks.find_config_findings(image_config),
+                *input_checks.find_pool_findings(image_config, facts.pool, pool_build.config),
+                *input_checks.find_architecture_findings(image_config, facts.architectures),
             ):
                 yield f"MachineOSConfig {image_config.name}: {finding}"
     if (
@@ -128,7 +128,7 @@ def _find_problems(
         and not image_tags.is_tag(config.base_image)
     ):
         yield from map(
-            str, checks.find_rendered_findings(facts.rendered, base_image=config.base_image)
+            str, input_checks.find_rendered_findings(facts.rendered, base_image=config.base_image)
         )
     verdict = os_image.decide_pool_image(facts.pool, pool_build)
     if isinstance(verdict, os_image.GateBlocked):

@@ -28,11 +28,11 @@ from treenail.installer.directory import (
     install_state,
 )
 from treenail.installer.directory.install_state import compute_checksum
-from treenail.provisioning.content.selection import SelectedImage
 from treenail.provisioning.content.source import (
     ObservedControllerConfig,
     PackedConfig,
     PoolMissingError,
+    SelectedImage,
     ServedInputs,
     SourceError,
     SourceUnreadyError,

@@ -30,7 +30,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class IssuanceResult:
-    """What was made; None for what an earlier start made."""
+    """New certificates and keys; None where those of an earlier start are kept."""
 
     ca_pem: str
     """Certificate of the CA."""

@@ -30,7 +30,7 @@ from treenail.provisioning.machines import logged_requests
 from treenail.provisioning.server.certificate import ServerCertificate
 from treenail.provisioning.server.server import PORT, IgnitionServer
 from treenail.provisioning.server.service import ConfigService
-from treenail.provisioning.tokens.access import OpenAccess
+from treenail.provisioning.tokens.tokens import OpenAccess
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Self
 from treenail import clocks, errors
 from treenail.api import component_names, decode, machineconfigpool, machineosconfig
 from treenail.api.ignition.model import IgnitionFile
+from treenail.api.pullspec import parse_push_spec
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover import handover_objects, image_mode
-from treenail.image.push_spec import parse_push_spec
 from treenail.installer import install_steps
 from treenail.installer.bootstrap import bootstrap_registry, image_steps
 from treenail.installer.directory import install_files, install_manifests, manifest_checks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from treenail.api import decode, documents, machineconfigpool, yaml11
 from treenail.controllers.handover import image_mode_field
 from treenail.errors import ConfigError
-from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.image.build_inputs import ARCHITECTURES
 from treenail.installer.directory import install_files, install_manifests
 from treenail.installer.directory.problems import InstallProblem
 

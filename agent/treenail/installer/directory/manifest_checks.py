@@ -28,9 +28,8 @@ from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, NotFoundError
-from treenail.image import containerfile
-from treenail.image.inputs import checks, containerfile_problems
-from treenail.image.labels import BASE_IMAGE
+from treenail.image import containerfile, input_checks
+from treenail.image.oci.documents import BASE_IMAGE
 from treenail.installer.directory import install_manifests, prepared_manifests, problems
 from treenail.kube import resources
 
@@ -147,9 +146,9 @@ def find_manifest_problems(
                 "add a MachineConfigPool of this name to the manifests, or correct the name",
             )
         architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
-        for finding in checks.find_config_findings(config):
+        for finding in input_checks.find_config_findings(config):
             yield _convert_finding(manifest, finding)
-        for finding in checks.find_architecture_findings(config, [architecture]):
+        for finding in input_checks.find_architecture_findings(config, [architecture]):
             yield _convert_finding(manifest, finding)
         yield from _check_prebuilt(manifest, config)
         yield from _check_context(manifests, manifest, config)
@@ -195,11 +194,17 @@ def _check_context(
     if config.context_name:
         context = find_namespaced(manifests, "ConfigMap", config.context_name)
         document = context.document if context else None
-        findings = [*checks.find_context_findings(document, f"ConfigMap {config.context_name}")]
+        findings = [
+            *input_checks.find_context_findings(document, f"ConfigMap {config.context_name}")
+        ]
         yield from (_convert_finding(context or manifest, finding) for finding in findings)
         if findings:
             return
-    names = checks.read_context(document, config.context_name).files if config.context_name else ()
+    names = (
+        input_checks.read_context(document, config.context_name).files
+        if config.context_name
+        else ()
+    )
     # Of a written MachineOSConfig, the problems of the Containerfile's own file are reported.
     for entry in (
         config.containerfiles if manifest.file != prepared_manifests.GENERATED_FILE else ()
@@ -236,9 +241,9 @@ def _check_secrets(
             yield secret.make_problem(str(error), "correct it")
             continue
         findings = (
-            checks.find_push_secret_findings(document, secret.title, config.push_spec)
+            input_checks.find_push_secret_findings(document, secret.title, config.push_spec)
             if field_name == where and not is_cluster_registry(config.push_spec)
-            else checks.find_pull_secret_findings(document, secret.title)
+            else input_checks.find_pull_secret_findings(document, secret.title)
         )
         for finding in findings:
             yield _convert_finding(secret, finding)
@@ -344,10 +349,12 @@ def _get_repository(image: str) -> str:
 
 
 def _convert_finding(
-    manifest: install_manifests.ManifestObject, finding: checks.InputFinding
+    manifest: install_manifests.ManifestObject, finding: input_checks.InputFinding
 ) -> problems.InstallProblem:
     remedy = finding.remedy
-    if finding.reason is checks.InputReason.CONTEXT_INVALID and remedy.endswith("to the files"):
+    if finding.reason is input_checks.InputReason.CONTEXT_INVALID and remedy.endswith(
+        "to the files"
+    ):
         remedy = "add the ConfigMap to the manifests"
     where = "" if finding.field.startswith("Secret ") else f"{finding.field}: "
     return manifest.make_problem(
@@ -420,7 +427,7 @@ def is_based_on_system(text: str) -> bool:
     while image in earlier and image not in seen:
         seen.add(image)
         image = earlier[image].image
-    return image == containerfile_problems.CONFIGS_STAGE
+    return image == containerfile.CONFIGS_STAGE
 
 
 def _list_sources(instruction: containerfile.Instruction) -> list[str]:

@@ -19,7 +19,6 @@ from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.render.render import render_pools
 from treenail.errors import ConfigError, TreenailError
-from treenail.image import push_spec
 from treenail.image.oci.documents import read_labels
 from treenail.installer.directory import install_manifests, manifest_checks, problems
 from treenail.registry import images, transport, uploads
@@ -84,7 +83,7 @@ class RegistryChecker:
         name = registries.ImageName(image.registry, image.repository, image.digest)
         return registries.pull_from_places(name, access.mirrors, find)
 
-    def check_login(self, target: push_spec.PushSpec, access: RegistryAccess) -> bool:
+    def check_login(self, target: pullspec.PushSpec, access: RegistryAccess) -> bool:
         """Return whether the login may push; begins an upload, and cancels it."""
         settings = self._add_access(access)
         with settings.open_client(target.registry, target.repository, self._clock) as client:
@@ -222,7 +221,7 @@ class OnlineChecks:
     ) -> None:
         if manifest_checks.is_cluster_registry(config.push_spec):
             return
-        target = push_spec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+        target = pullspec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         is_needed_now = (
             manifests.settings and manifests.settings.registry is image_mode.RegistryType.EXTERNAL
         )

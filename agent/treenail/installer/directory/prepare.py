@@ -26,7 +26,7 @@ from treenail.api import (
 )
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.handover import image_mode, image_mode_field
-from treenail.image.inputs import containerfile_problems
+from treenail.image import containerfile
 from treenail.installer.directory import (
     install_config,
     install_files,
@@ -355,7 +355,7 @@ def _read_image(
     if not manifest_checks.is_based_on_system(text):
         state.notes.append(
             f"{pool.container_file}: the last stage is not based on the OS image of the release; "
-            f"an image that is begins with: FROM {containerfile_problems.CONFIGS_STAGE} AS final"
+            f"an image that is begins with: FROM {containerfile.CONFIGS_STAGE} AS final"
         )
     return prepared_manifests.PreparedImage(pool, text)
 
@@ -483,7 +483,7 @@ def read_containerfile(
         # Not an image with the config alone: the user named a file, and lost its content.
         return refuse("the file is empty", "write instructions, or remove the field containerFile")
     problems = [
-        *containerfile_problems.find_containerfile_problems(text),
+        *containerfile.find_containerfile_problems(text),
         *manifest_checks.find_source_problems(text, ()),
     ]
     return text, [

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail import errors
-from treenail.api import component_names, decode, documents
+from treenail.api import component_names, decode, documents, pullspec
 from treenail.config import pullsecret
 from treenail.controllers.handover import image_mode
-from treenail.image import push_spec
 from treenail.installer.directory import (
     install_config,
     install_files,
@@ -79,7 +78,7 @@ def select_push_logins(
     chosen, problems, notes = {}, [], []
     for pool in pools:
         try:
-            spec = push_spec.parse_push_spec(pool.push_spec, where="renderedImagePushSpec")
+            spec = pullspec.parse_push_spec(pool.push_spec, where="renderedImagePushSpec")
         except errors.ConfigError:
             continue  # A problem of the field.
         entry = _find_entry(logins, spec)
@@ -123,7 +122,7 @@ def _find_earlier_logins(previous: bytes) -> dict[str, pullsecret.PullSecret]:
     return logins
 
 
-def _find_entry(logins: pullsecret.PullSecret, spec: push_spec.PushSpec) -> str:
+def _find_entry(logins: pullsecret.PullSecret, spec: pullspec.PushSpec) -> str:
     """Return the name of the login for a repository; empty without one."""
     fitting = [
         name

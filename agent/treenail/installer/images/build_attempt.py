@@ -18,14 +18,14 @@ from threading import Thread
 from typing import BinaryIO, Protocol
 
 from treenail import clocks, errors, sizes
-from treenail.api import decode, machineosconfig
+from treenail.api import decode, machineosconfig, pullspec
 from treenail.builder import build_layout, build_spec, failures, local
 from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.builder.phases.push import upload_image
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_planner, layer_builder
 from treenail.controllers.pools import image_tags
-from treenail.image import build_result, push_spec
+from treenail.image import build_result
 from treenail.installer.directory import install_files
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
@@ -204,7 +204,7 @@ class BuildAttempt:
                     result = self._builder.build(self._planned, system, attempt_log)
                     seconds |= result.seconds
                     warning = result.message
-                    spec = push_spec.parse_push_spec(pushed, where="the system part")
+                    spec = pullspec.parse_push_spec(pushed, where="the system part")
                     image = spec.make_pull_spec(result.digest)
                 facts = replace(facts, image=image)
             systems[system.wanted.name] = facts
@@ -341,7 +341,7 @@ class SystemImageBuilder:
         registry, base_image = self._registry, planned.plan.wanted.base_image
         if registry is None:
             return nullcontext()
-        target = push_spec.parse_push_spec(planned.plan.wanted.push_spec, where="the push spec")
+        target = pullspec.parse_push_spec(planned.plan.wanted.push_spec, where="the push spec")
         client = RegistryClient(
             registry.push_address,
             self._clock,

@@ -18,7 +18,7 @@ from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.builder.build_layout import ImageLayout
 from treenail.controllers.image_build import build_facts, build_objects
 from treenail.controllers.pools import image_tags
-from treenail.image import build_result, job_status
+from treenail.image import build_result
 from treenail.registry import names, referrers
 
 _MESSAGE = "The image was built on the bootstrap host"
@@ -85,7 +85,7 @@ def make_built_object(
         **({key.RESOLVED_BASE: image_tags.encode_base_record(base)} if base is not None else {}),
     }
     began = clocks.format_rfc3339(times.began)
-    conditions = job_status.compute_build_conditions(
+    conditions = build_result.compute_build_conditions(
         machineosbuild.BuildState.SUCCEEDED, build_result.BUILT_AT_INSTALL, _MESSAGE
     )
     # The CRD of the Machine Config Operator requires an end after the start.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from treenail import clocks, errors, sizes
 from treenail.api import annotations as key
-from treenail.api import machineconfigpool, machineosconfig
+from treenail.api import machineconfigpool, machineosconfig, pullspec
 from treenail.api.component_names import NAMESPACE
 from treenail.api.node import convert_machine_name
 from treenail.config import image_mirrors
@@ -27,8 +27,7 @@ from treenail.controllers.image_build import (
 )
 from treenail.controllers.image_build.tag_resolver import TagResolver
 from treenail.controllers.pools import image_tags
-from treenail.image import build_result, push_spec
-from treenail.image.inputs import build_inputs, checks
+from treenail.image import build_inputs, build_result, input_checks
 from treenail.installer import install_steps
 from treenail.installer.directory import install_files, install_manifests, manifest_checks
 from treenail.installer.images import build_attempt, built_image
@@ -212,7 +211,7 @@ class PoolImageBuilder:
             raise _make_refusal(pool, error.problem) from error
         except errors.ConfigError as error:
             raise _make_error(
-                pool, checks.InputReason.CONFIG_INVALID, str(error), error.remedy
+                pool, input_checks.InputReason.CONFIG_INVALID, str(error), error.remedy
             ) from error
         if problem is not None:
             raise _make_refusal(pool, problem)
@@ -224,7 +223,7 @@ class PoolImageBuilder:
         """Make the builder of the config layer; the bootstrap registry has the final names."""
         endpoints = {}
         if (registry := self._registry) is not None:
-            spec = push_spec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+            spec = pullspec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
             endpoints[f"{spec.registry}/{spec.repository}"] = layer_builder.RegistryEndpoint(
                 registry.push_address, registry.push_login, registry.ca_pem
             )

@@ -17,7 +17,7 @@ from treenail.api import (
 )
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.errors import ConfigError
-from treenail.provisioning.content import selection, source
+from treenail.provisioning.content import source
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class _DirectoryObjects:
             self._raise_problem(f"cannot find MachineConfigPool {name}")
             return None
         pool = served.pool
-        if pool is None or selection.select_rendered(pool):
+        if pool is None or source.select_rendered(pool):
             return served
         rendered = pool.configuration.name or self._find_rendered_name(name)
         return replace(

@@ -29,7 +29,7 @@ from treenail.provisioning.content.source import (
     SourceUnreadyError,
 )
 from treenail.provisioning.machines.logged_requests import RequestOutcome
-from treenail.provisioning.tokens.access import Access, AccessVerdict
+from treenail.provisioning.tokens.tokens import Access, AccessVerdict
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Self
 from treenail import clocks, errors, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.kube import event_recorder, resources
-from treenail.provisioning.tokens import access, bootstrap_tokens, token_store, tokens
+from treenail.provisioning.tokens import bootstrap_tokens, token_store, tokens
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class TokenAccess:
         self._stopped.set()
         self._thread.join()
 
-    def check(self, token: str, pool: str, address: str) -> access.AccessVerdict:
+    def check(self, token: str, pool: str, address: str) -> tokens.AccessVerdict:
         """Decide about a request by what is in memory; read the Secret for an unknown token."""
         if not token:
             return self._check_open(pool, address)
@@ -204,7 +204,7 @@ class TokenAccess:
         refusal = self._find_refusal(record, pool, address)
         if record is None or refusal is not None:
             return _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
-        return access.AccessVerdict(
+        return tokens.AccessVerdict(
             token_name=record.name,
             machine=record.machine,
             kubeconfig=self._credentials.make_placeholder(),
@@ -213,7 +213,7 @@ class TokenAccess:
             token=token,
         )
 
-    def claim(self, verdict: access.AccessVerdict) -> access.AccessVerdict:
+    def claim(self, verdict: tokens.AccessVerdict) -> tokens.AccessVerdict:
         """Reserve a use in the Secret, and issue the kubeconfig."""
         if not verdict.token:
             return verdict
@@ -226,7 +226,7 @@ class TokenAccess:
             claimed = self._claim_offline(verdict, error)
         except errors.TreenailError as error:
             return self._refuse_for_error("cannot record the use of the token", error, verdict)
-        if isinstance(claimed, access.AccessVerdict):
+        if isinstance(claimed, tokens.AccessVerdict):
             return claimed
         try:
             kubeconfig = self._credentials.issue(
@@ -237,7 +237,7 @@ class TokenAccess:
             return self._refuse_for_error("cannot create the kubelet's credential", error, verdict)
         return replace(verdict, kubeconfig=kubeconfig)
 
-    def confirm_sent(self, verdict: access.AccessVerdict) -> None:
+    def confirm_sent(self, verdict: tokens.AccessVerdict) -> None:
         """Count the use. It waits in memory when the API server does not accept it now."""
         name, address, now = verdict.token_name, verdict.address, self._clock.now()
         if not verdict.token:
@@ -253,7 +253,7 @@ class TokenAccess:
                 return
         self._offline.add(name, tokens.TokenUse(address, now, tokens.UseState.SENT))
 
-    def release(self, verdict: access.AccessVerdict) -> None:
+    def release(self, verdict: tokens.AccessVerdict) -> None:
         """Give the use back. If that fails, the address of the request may still use it."""
         name, address = verdict.token_name, verdict.address
         if not verdict.token or self._offline.remove(name, address):
@@ -289,7 +289,7 @@ class TokenAccess:
                     break
         self._last_problems = tuple(problems)
 
-    def _revoke_credential(self, verdict: access.AccessVerdict) -> None:
+    def _revoke_credential(self, verdict: tokens.AccessVerdict) -> None:
         """Delete what was issued while a user revoked the access token."""
         name = verdict.token_name
         log.warning("token %s was revoked while %s used it", name, verdict.address)
@@ -322,13 +322,13 @@ class TokenAccess:
         while not self._stopped.wait(CHECK_S):
             self.run_upkeep()
 
-    def _check_open(self, pool: str, address: str) -> access.AccessVerdict:
+    def _check_open(self, pool: str, address: str) -> tokens.AccessVerdict:
         if self._settings.mode is TokenMode.REQUIRE:
             return _refuse_request(
                 HTTPStatus.UNAUTHORIZED,
                 "the request has no token; create one with: treenail-controller token create",
             )
-        return access.AccessVerdict(
+        return tokens.AccessVerdict(
             kubeconfig=self._open_credentials.make_placeholder(), pool=pool, address=address
         )
 
@@ -345,8 +345,8 @@ class TokenAccess:
         )
 
     def _claim_in_table(
-        self, verdict: access.AccessVerdict, table: tokens.TokenTable
-    ) -> tuple[tokens.TokenTable, tokens.TokenRecord | access.AccessVerdict]:
+        self, verdict: tokens.AccessVerdict, table: tokens.TokenTable
+    ) -> tuple[tokens.TokenTable, tokens.TokenRecord | tokens.AccessVerdict]:
         record = table.find(verdict.token)
         refusal = self._find_refusal(record, verdict.pool, verdict.address)
         if record is None or refusal is not None:
@@ -360,8 +360,8 @@ class TokenAccess:
         return table.put(claimed), claimed
 
     def _claim_offline(
-        self, verdict: access.AccessVerdict, error: errors.UnreachableError
-    ) -> tokens.TokenRecord | access.AccessVerdict:
+        self, verdict: tokens.AccessVerdict, error: errors.UnreachableError
+    ) -> tokens.TokenRecord | tokens.AccessVerdict:
         """Claim by what this server knows: at most as often as the token permits."""
         observed, silence_s = self._store.observed, self._store.silence_s
         now = self._clock.now()
@@ -400,11 +400,11 @@ class TokenAccess:
             self._report_overuse(record)
 
     def _refuse_for_error(
-        self, what: str, error: errors.TreenailError, verdict: access.AccessVerdict
-    ) -> access.AccessVerdict:
+        self, what: str, error: errors.TreenailError, verdict: tokens.AccessVerdict
+    ) -> tokens.AccessVerdict:
         # The client does not learn names of objects and addresses of the cluster.
         log.error("%s (token %s): %s", what, verdict.token_name, sanitize.escape_line(str(error)))
-        return access.AccessVerdict(
+        return tokens.AccessVerdict(
             HTTPStatus.SERVICE_UNAVAILABLE, what, verdict.token_name, verdict.machine
         )
 
@@ -433,14 +433,14 @@ def _release_in_table(
 
 def _refuse_token(
     record: tokens.TokenRecord | None, refusal: tokens.Refusal
-) -> access.AccessVerdict:
+) -> tokens.AccessVerdict:
     # The name in an unknown token is that of the client.
     name, machine = (record.name, record.machine) if record else ("", "")
-    return access.AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
+    return tokens.AccessVerdict(_STATUS[refusal], refusal.value, name, machine)
 
 
-def _refuse_request(status: HTTPStatus, reason: str) -> access.AccessVerdict:
-    return access.AccessVerdict(status, reason)
+def _refuse_request(status: HTTPStatus, reason: str) -> tokens.AccessVerdict:
+    return tokens.AccessVerdict(status, reason)
 
 
 OVERUSED = "TokenOverused"

@@ -8,7 +8,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.controllers.status.status_document import build_status_document
 from treenail.controllers.status.status_table import BuildRow, build_rows
-from treenail.controllers.status.statuspage.source import EncodedDocument
+from treenail.controllers.status.statuspage.server import EncodedDocument
 
 IMAGE = "quay.io/example/os@sha256:" + "ab12" * 16
 BUDGET = '[{"pod": "shop/web-1", "message": "no", "budgets": [{"name": "web"}]}]'

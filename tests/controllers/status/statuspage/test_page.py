@@ -11,8 +11,7 @@ from tests.controllers.status.statuspage.browser import BROWSER, Browser
 from tests.controllers.status.statuspage.samples import encode, make_document
 from tests.waiting import wait_until
 from treenail.controllers.status.leader_status import LeaderReport, LeaderState
-from treenail.controllers.status.statuspage.server import StatusPageServer
-from treenail.controllers.status.statuspage.source import EncodedDocument
+from treenail.controllers.status.statuspage.server import EncodedDocument, StatusPageServer
 
 pytestmark = [
     pytest.mark.process,

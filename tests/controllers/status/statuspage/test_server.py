@@ -18,12 +18,13 @@ from treenail.controllers.runtime.http_server import HEAD_LIMIT_S, RESPONSE_LIMI
 from treenail.controllers.status.statuspage.server import (
     MAX_CONNECTIONS,
     MAX_REQUESTS,
+    EncodedDocument,
     StatusPageServer,
     build_headers,
     is_expected_host,
+    limit_nodes,
     load_page,
 )
-from treenail.controllers.status.statuspage.source import EncodedDocument, limit_nodes
 from treenail.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from treenail.api import annotations as key
 from treenail.clocks import SystemClock
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status.leader_status import LeaderReport, LeaderState
-from treenail.controllers.status.statuspage.source import StatusSource
+from treenail.controllers.status.statuspage.server import StatusSource
 from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 

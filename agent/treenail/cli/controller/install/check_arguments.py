@@ -9,7 +9,7 @@ from treenail import clocks, errors
 from treenail.api.pullspec import parse_pull_spec
 from treenail.builder.registries import RegistrySettings
 from treenail.cli import output, terminal
-from treenail.image.inputs.build_inputs import ARCHITECTURES
+from treenail.image.build_inputs import ARCHITECTURES
 from treenail.installer.directory import online_checks, prepare, prepared_manifests, problems
 
 

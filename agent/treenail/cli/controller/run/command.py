@@ -243,8 +243,7 @@ def _create_page(
             remedy="add rollout to --enable, or leave --web out",
         )
     from treenail.api import annotations as key
-    from treenail.controllers.status.statuspage.server import StatusPageServer
-    from treenail.controllers.status.statuspage.source import StatusSource
+    from treenail.controllers.status.statuspage.server import StatusPageServer, StatusSource
 
     host, port = http_server.parse_address(arguments.web)
     source = StatusSource(

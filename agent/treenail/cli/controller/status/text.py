@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from treenail.cli import terminal
 from treenail.controllers.pools import holders, node_facts
-from treenail.controllers.pools.os_image import TAG_RESOLVED
+from treenail.controllers.pools.image_tags import TAG_RESOLVED
 from treenail.controllers.status import leader_status, status_table
 from treenail.sanitize import escape_line
 

@@ -19,8 +19,12 @@ from treenail.api.ignition.parser import parse_ignition
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import node_paths, rendered_name
 from treenail.errors import ConfigError
-from treenail.image.containerfile import OWN_PREFIX, Containerfile, parse_containerfile
-from treenail.image.inputs.containerfile_problems import CONFIGS_STAGE
+from treenail.image.containerfile import (
+    CONFIGS_STAGE,
+    OWN_PREFIX,
+    Containerfile,
+    parse_containerfile,
+)
 
 
 def compute_build_name(
@@ -162,7 +166,7 @@ class BuildInputs:
         """Return the inputs that both objects determine, without trust bundle, files and mounts.
 
         An entry of the Containerfile without the architecture counts as none; see
-        `treenail.image.inputs.checks.find_architecture_findings`.
+        `treenail.image.input_checks.find_architecture_findings`.
         """
         name = ARCHITECTURES.get(architecture)
         entry = config.find_containerfile(name) if name else None

@@ -15,10 +15,9 @@ from treenail import errors, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
 from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api.pullspec import parse_push_spec
 from treenail.config import pullsecret
-from treenail.image import build_result, containerfile
-from treenail.image.inputs import build_inputs, containerfile_problems
-from treenail.image.push_spec import parse_push_spec
+from treenail.image import build_inputs, build_result, containerfile
 
 
 class InputReason(StrEnum):
@@ -27,7 +26,7 @@ class InputReason(StrEnum):
     ANNOTATION_INVALID = "AnnotationInvalid"
     ARCHITECTURE_MISSING = "ArchitectureMissing"
     BASE_IMAGE_INVALID = "BaseImageInvalid"
-    BASE_IMAGE_UNRESOLVED = "BaseImageUnresolved"
+    BASE_IMAGE_UNRESOLVED = build_result.BASE_IMAGE_UNRESOLVED
     BUILDER_UNSUPPORTED = "BuilderUnsupported"
     CONFIG_INVALID = "ConfigInvalid"
     CONFIG_NOT_BAKEABLE = "ConfigNotBakeable"
@@ -205,7 +204,7 @@ def _check_containerfiles(config: machineosconfig.MachineOSConfig) -> Iterator[I
                 "remove one of them",
             )
         seen.add(entry.architecture)
-        for problem in containerfile_problems.find_containerfile_problems(entry.content):
+        for problem in containerfile.find_containerfile_problems(entry.content):
             yield InputFinding(
                 InputReason.CONTAINERFILE_INVALID,
                 f"{where}.content",
