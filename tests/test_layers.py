@@ -89,7 +89,7 @@ OWNERS = {
     "asyncio": {"lab"},
     # Of the extras controller and lab: no node needs it.
     "cryptography": {
-        "builder.images.signatures",
+        "builder.images.attachments",
         "provisioning.approval.request",
         "installer.bootstrap.installation_ca",
         "lab",

@@ -11,7 +11,7 @@ from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BuildSpec, FetchOutput
 from treenail.builder.buildah.program import choose_id_maps
 from treenail.builder.local import LocalBuild, LocalBuilder, LocalSettings
-from treenail.builder.phases.push import upload_image
+from treenail.builder.phases.transfers import upload_image
 from treenail.clocks import SystemClock
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail.registry.authorization import Login

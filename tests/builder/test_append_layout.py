@@ -16,7 +16,7 @@ from treenail.builder.append_config import (
 )
 from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BuildSpec
-from treenail.builder.phases.fetch import fetch_image
+from treenail.builder.phases.transfers import fetch_image
 from treenail.builder.registries import RegistrySettings
 from treenail.clocks import SystemClock
 from treenail.config.pullsecret import parse_pull_secret

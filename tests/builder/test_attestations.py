@@ -12,23 +12,22 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.registry.images import make_client, push_image
 from tests.registry.real_registry import RegistryService, any_registry, lab_registry
-from treenail.builder.images.provenance import (
+from treenail.builder.images.attachments import (
+    SignatureMissing,
+    SigningKey,
     attach_packages,
     attach_provenance,
     copy_packages,
-    read_documents,
-)
-from treenail.builder.images.signatures import (
-    SignatureMissing,
-    SigningKey,
     load_signing_key,
+    read_documents,
     sign_image,
     verify_image,
 )
 from treenail.errors import ConfigError
-from treenail.image.oci.packages import SPDX_TYPE
-from treenail.image.oci.provenance import STATEMENT_TYPE, BuildProvenance
-from treenail.image.oci.signature import (
+from treenail.image.oci.attachments import (
+    SPDX_TYPE,
+    STATEMENT_TYPE,
+    BuildProvenance,
     find_payload_problem,
     make_payload,
     make_policy,

@@ -14,13 +14,13 @@ from tests.builder.base_image import (
 from tests.builder.sandboxing import make_program, needs_buildah
 from treenail.builder.build_layout import (
     ImageLayout,
-    LayoutImage,
     collect_layers,
     hide_layers,
     restore_layers,
 )
 from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
 from treenail.errors import CommandError
+from treenail.registry.names import Manifest
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
 
@@ -40,7 +40,7 @@ def build_once(
     mounts: tuple[BindMount, ...] = (),
     keeps_layers: bool = False,
     driver: str = "overlay",
-) -> tuple[ImageLayout, LayoutImage, list[str]]:
+) -> tuple[ImageLayout, Manifest, list[str]]:
     """Build with empty storage; return the layout, the image and the output."""
     layout = ImageLayout(work / "layout")
     layout.create()
@@ -72,7 +72,7 @@ def build_once(
     return layout, built, lines
 
 
-def list_layers(image: LayoutImage | None) -> list[dict[str, object]]:
+def list_layers(image: Manifest | None) -> list[dict[str, object]]:
     return json.loads(image.content)["layers"]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.builder.outputs import FAILURES, RecordedFailure
 from tests.waiting import wait_until
-from treenail.builder.buildah.classify import classify_failure
-from treenail.builder.buildah.disk_space import DiskSpace, DiskSpaceSampler
+from treenail.builder.disk_space import DiskSpace, DiskSpaceSampler
+from treenail.builder.failures import classify_failure
 from treenail.image.build_result import BuildReason
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from treenail.builder.images.packages import parse_dpkg_status, read_packages
 from treenail.errors import FileError
-from treenail.image.oci.packages import InstalledPackage
+from treenail.image.oci.attachments import InstalledPackage
 
 pytestmark = pytest.mark.process
 

@@ -24,11 +24,11 @@ from tests.builder.builds import (
 from tests.builder.sandboxing import needs_buildah
 from tests.fixtures.processes import find_processes
 from tests.waiting import wait_until
-from treenail.builder.images.provenance import read_documents
+from treenail.builder.images.attachments import read_documents
 from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.oci.attachments import SPDX_TYPE
 from treenail.image.oci.documents import ImageInstance, make_index
-from treenail.image.oci.packages import SPDX_TYPE
 from treenail_lab.registry.front import FaultKind, RegistryFault
 from treenail_lab.registry.service import PULLER, RegistryService
 

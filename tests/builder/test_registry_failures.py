@@ -14,8 +14,7 @@ from tests.registry.real_registry import lab_registry
 from treenail.builder.build_layout import ImageLayout
 from treenail.builder.build_spec import BUILT_IMAGE, BuildDirectories, BuildSpec, FetchOutput
 from treenail.builder.failures import make_failed_result
-from treenail.builder.phases.fetch import fetch_images
-from treenail.builder.phases.push import push_image
+from treenail.builder.phases.transfers import fetch_images, push_image
 from treenail.builder.registries import ImageName, RegistrySettings, pull_from_places
 from treenail.config.image_mirrors import ImageMirrors, MirrorRule
 from treenail.config.pullsecret import parse_pull_secret

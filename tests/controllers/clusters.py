@@ -16,7 +16,7 @@ from tests.fixtures.objects import ROLE, make_config, make_object, make_ready_co
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.component_names import NAMESPACE as INSTALLATION
-from treenail.builder.images.signatures import SigningKey
+from treenail.builder.images.attachments import SigningKey
 from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.handover.controller import InstallationGate, InstallController

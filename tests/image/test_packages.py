@@ -5,7 +5,7 @@ import json
 import pytest
 
 from treenail.errors import ConfigError
-from treenail.image.oci.packages import InstalledPackage, PackageList, make_spdx_document
+from treenail.image.oci.attachments import InstalledPackage, PackageList, make_spdx_document
 
 DIGEST = f"sha256:{'a' * 64}"
 RPM = InstalledPackage("rpm", "bash", "1:5.2-1.fc41", "x86_64", "GPL-3.0", "bash-5.2.src.rpm")

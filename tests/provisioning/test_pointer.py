@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from treenail.api.ignition.model import Contents
 from treenail.config.ignition.emit import VERSIONS_SERVED
 from treenail.errors import UsageError
-from treenail.provisioning.content.pointer import build_pointer
+from treenail.provisioning.content.document import build_pointer
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 SERVER = "https://api-int.example.com:22623"

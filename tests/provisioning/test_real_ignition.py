@@ -14,7 +14,7 @@ import pytest
 from tests.provisioning.samples import NEW, make_config, make_file
 from tests.provisioning.serving import OneToken, Serving, serve
 from treenail.config import node_paths
-from treenail.provisioning.content.pointer import build_pointer
+from treenail.provisioning.content.document import build_pointer
 from treenail.provisioning.tokens.tokens import AccessVerdict
 from treenail_lab.machine.ignition import ignition
 from treenail_lab.machine.ignition.ignition import CONFIG_CACHE, Ignition, find_cause

@@ -21,7 +21,7 @@ from tests.provisioning.token_cluster import (
 )
 from tests.waiting import wait_until
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.cli.controller.serve_tokens import TOKEN_LIMIT_S
+from treenail.cli.controller.serve import TOKEN_LIMIT_S
 from treenail.errors import ForbiddenError
 from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig

@@ -29,7 +29,7 @@ from treenail.kube.resources import (
     NODES,
     Resource,
 )
-from treenail.provisioning.content.pointer import build_pointer
+from treenail.provisioning.content.document import build_pointer
 from treenail_lab.cluster import build_rendered_config
 from treenail_lab.controllers import CONTROLLER_COMMAND, ControllerReplicas
 from vmlab import registry

@@ -13,7 +13,7 @@ from treenail.builder import build_layout
 from treenail.errors import FileError
 from treenail.image.config_layer import ConfigLayer
 from treenail.image.oci.documents import ImageInstance, append_layer, make_index
-from treenail.registry import images, uploads
+from treenail.registry import images, names, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import DigestMismatch
 
@@ -124,7 +124,7 @@ def append_config_layer(
     target: str,
     layer: ConfigLayer,
     labels: Mapping[str, str],
-) -> build_layout.LayoutImage:
+) -> names.Manifest:
     """Name the image ``source`` with the config layer ``target``; raise `ConfigError`.
 
     Equal to `treenail.builder.append_config.append_config` in a registry: equal inputs give an
@@ -141,12 +141,12 @@ def append_config_layer(
     layout.write_blob(documents.config)
     digest = layout.write_blob(documents.manifest)
     layout.set_name(target, digest, documents.media_type, len(documents.manifest))
-    return build_layout.LayoutImage(digest, documents.media_type, documents.manifest)
+    return names.Manifest(documents.media_type, digest, documents.manifest)
 
 
 def copy_to_layout(
     source: build_layout.ImageLayout,
-    image: build_layout.LayoutImage,
+    image: names.Manifest,
     target: build_layout.ImageLayout,
     name: str,
 ) -> None:

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,19 +17,11 @@ from treenail import sizes
 from treenail.api import decode, pullspec
 from treenail.errors import FileError
 from treenail.oci_content import OCI_MANIFEST, compute_digest
+from treenail.registry.names import Manifest
 
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LIMIT = 4 * sizes.MIB  # bytes of a manifest or config
 _CHUNK = sizes.MIB
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutImage:
-    """A manifest of a layout, with its bytes as the registry stores them."""
-
-    digest: str
-    media_type: str
-    content: bytes
 
 
 class ImageLayout:
@@ -130,13 +121,13 @@ class ImageLayout:
         }
         self._write_index([*entries, entry])
 
-    def read_named(self, name: str) -> LayoutImage | None:
+    def read_named(self, name: str) -> Manifest | None:
         """Read the manifest with this name; None without one."""
         for entry in self._read_index():
             if _get_name(entry) == name:
                 digest = str(entry.get("digest", ""))
                 media_type = str(entry.get("mediaType", OCI_MANIFEST))
-                return LayoutImage(digest, media_type, self.read_blob(digest))
+                return Manifest(media_type, digest, self.read_blob(digest))
         return None
 
     def list_names(self) -> list[str]:
@@ -214,9 +205,7 @@ def hide_layers(layout: ImageLayout, layers: Mapping[str, decode.Json]) -> Itera
             layout.remove_blob(diff_id)
 
 
-def restore_layers(
-    layout: ImageLayout, name: str, layers: Mapping[str, decode.Json]
-) -> LayoutImage:
+def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, decode.Json]) -> Manifest:
     """Replace the descriptors of hidden layers in the manifest ``name`` by the first ones."""
     image = layout.read_named(name)
     if image is None:
@@ -239,10 +228,10 @@ def restore_layers(
     content = json.dumps(document, separators=(",", ":")).encode()
     digest = layout.write_blob(content)
     layout.set_name(name, digest, OCI_MANIFEST, len(content))
-    return LayoutImage(digest, OCI_MANIFEST, content)
+    return Manifest(OCI_MANIFEST, digest, content)
 
 
-def read_manifest(image: LayoutImage) -> decode.Fields:
+def read_manifest(image: Manifest) -> decode.Fields:
     """Decode a manifest."""
     return decode.Fields.from_json(
         decode.load_json(image.content, where=image.digest), image.digest

@@ -15,7 +15,6 @@ from treenail import errors, sizes
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
 from treenail.api.node import DEFAULT_ARCHITECTURE
-from treenail.api.pullspec import parse_push_spec
 from treenail.config import pullsecret
 from treenail.image import build_inputs, build_result, containerfile
 
@@ -175,7 +174,7 @@ def read_deadline(config: machineosconfig.MachineOSConfig) -> int:
 def _check_push_spec(config: machineosconfig.MachineOSConfig) -> Iterator[InputFinding]:
     where = "spec.renderedImagePushSpec"
     try:
-        parse_push_spec(config.push_spec, where=where)
+        pullspec.parse_push_spec(config.push_spec, where=where)
     except errors.ConfigError as error:
         problem = str(error).removeprefix(f"{where} is ").replace(", but ", ": ", 1)
         yield InputFinding(
@@ -233,7 +232,7 @@ def _check_base_annotation(image: str) -> Iterator[InputFinding]:
             pullspec.parse_pull_spec(image, where=key.BASE_IMAGE)
         else:
             # A tag: only this annotation may name one, and the controller resolves it.
-            parse_push_spec(image, where=key.BASE_IMAGE)
+            pullspec.parse_push_spec(image, where=key.BASE_IMAGE)
     except errors.ConfigError:
         expected = "REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:DIGEST"
         yield _describe_annotation(key.BASE_IMAGE, expected, image)
@@ -454,7 +453,7 @@ def _check_secret(
     if not push_spec:
         return
     try:
-        spec = parse_push_spec(push_spec, where="spec.renderedImagePushSpec")
+        spec = pullspec.parse_push_spec(push_spec, where="spec.renderedImagePushSpec")
     except errors.ConfigError:
         return  # find_config_findings reports it.
     if pullsecret.find_credential(secret, spec.registry, spec.repository) is None:

@@ -38,7 +38,7 @@ from treenail.kube.resources import (
 from treenail.manifests.ignition_server import build_settings_access
 from treenail.manifests.installation import InstallOptions
 from treenail.process import stop_process
-from treenail.provisioning.content.pointer import build_pointer
+from treenail.provisioning.content.document import build_pointer
 from treenail_lab.controllers import (
     ALL_CONTROLLERS,
     CONTROLLER_COMMAND,

@@ -26,7 +26,7 @@ from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.pullspec import parse_pull_spec, parse_push_spec
-from treenail.builder.images.signatures import SigningKey
+from treenail.builder.images.attachments import SigningKey
 from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import NotFoundError, UnreachableError

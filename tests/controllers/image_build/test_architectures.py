@@ -21,10 +21,9 @@ from tests.registry.images import make_client
 from tests.registry.real_registry import PULLER, RegistryService, any_registry, lab_registry
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
-from treenail.builder.images.provenance import read_documents
-from treenail.builder.images.signatures import verify_image
+from treenail.builder.images.attachments import read_documents, verify_image
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
-from treenail.image.oci.provenance import STATEMENT_TYPE
+from treenail.image.oci.attachments import STATEMENT_TYPE
 from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINEOSCONFIGS, NODES, SECRETS, get_object
 

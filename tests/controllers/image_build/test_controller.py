@@ -16,11 +16,9 @@ from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import PULLER, FaultKind, RegistryFault
 from tests.waiting import wait_until
 from treenail.api.pullspec import parse_pull_spec
-from treenail.builder.images.provenance import attach_packages, read_documents
-from treenail.builder.images.signatures import verify_image
+from treenail.builder.images.attachments import attach_packages, read_documents, verify_image
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
-from treenail.image.oci.packages import SPDX_TYPE
-from treenail.image.oci.provenance import STATEMENT_TYPE
+from treenail.image.oci.attachments import SPDX_TYPE, STATEMENT_TYPE
 from treenail.kube.resources import MACHINEOSCONFIGS
 from treenail.manifests.permissions import BUILD_VERBS, CONTROLLER_VERBS
 

@@ -8,7 +8,7 @@ from tests.fakes.clock import FakeClock
 from tests.fuzz.target import ROOT, FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from tests.host.bootc import test_status
-from treenail.builder.buildah.classify import classify_failure
+from treenail.builder.failures import classify_failure
 from treenail.builder.images.packages import parse_dpkg_status, parse_header
 from treenail.codec import parse_json
 from treenail.daemon.agent_settings import PartialSettings, merge_settings, parse_settings

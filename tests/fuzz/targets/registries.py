@@ -15,10 +15,14 @@ from tests.registry.scripted_server import make_answer
 from treenail.codec import parse_json
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.config_layer import ConfigLayer
+from treenail.image.oci.attachments import (
+    PackageList,
+    find_payload_problem,
+    make_spdx_document,
+    read_signatures,
+)
 from treenail.image.oci.documents import append_layer, read_labels
-from treenail.image.oci.packages import PackageList, make_spdx_document
 from treenail.image.oci.prune import find_digests
-from treenail.image.oci.signature import find_payload_problem, read_signatures
 from treenail.kube.api_client import Client, WatchStream
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import NODES

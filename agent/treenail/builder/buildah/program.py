@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenail import clocks, errors, sanitize
-from treenail.builder.buildah import classify, sandbox, stored_tree
+from treenail.builder import failures
+from treenail.builder.buildah import sandbox, stored_tree
 
 _WANTED_IDS = 65536  # UIDs of 16 bits are what images use
 
@@ -460,5 +461,5 @@ class Buildah:
         argv = [*self._make_command(command), *rest]
         code = self._program.run_program(argv, timeout_s=_STORE_TIMEOUT_S, add_line=collect_line)
         if code:
-            cause = classify.find_error(lines) or "\n".join(lines[-3:]) or f"exit code {code}"
+            cause = failures.find_error(lines) or "\n".join(lines[-3:]) or f"exit code {code}"
             raise errors.CommandError(f"buildah {command} failed: {cause}", stderr="\n".join(lines))

@@ -17,7 +17,7 @@ from pathlib import Path
 from treenail import errors, sizes
 from treenail.api.decode import load_json
 from treenail.builder.buildah.stored_tree import StoredTree
-from treenail.image.oci import packages
+from treenail.image.oci import attachments
 
 # rpm-ostree and bootc keep the database below /usr, other systems below /var.
 _RPM_DATABASES = (
@@ -30,7 +30,7 @@ _RELEASES = ("/usr/lib/os-release", "/etc/os-release")
 _INSTALLED = "ok installed"
 
 
-def read_packages(tree: StoredTree, scratch: Path) -> packages.PackageList | None:
+def read_packages(tree: StoredTree, scratch: Path) -> attachments.PackageList | None:
     """Return the packages; None if the tree has no database that can be read.
 
     ``scratch`` is a directory for a copy. Raises `FileError` for a damaged database.
@@ -39,16 +39,16 @@ def read_packages(tree: StoredTree, scratch: Path) -> packages.PackageList | Non
         if (content := tree.read_file(path)) is not None:
             # Commits that no checkpoint has moved to the database.
             wal = tree.read_file(f"{path}-wal")
-            return packages.PackageList(
+            return attachments.PackageList(
                 tuple(_read_rpm(content, wal, scratch, path)), _read_id(tree)
             )
     for path in _DPKG_DATABASES:
         if (content := tree.read_file(path)) is not None:
-            return packages.PackageList(tuple(parse_dpkg_status(content)), _read_id(tree))
+            return attachments.PackageList(tuple(parse_dpkg_status(content)), _read_id(tree))
     return None
 
 
-def parse_dpkg_status(content: bytes) -> Iterator[packages.InstalledPackage]:
+def parse_dpkg_status(content: bytes) -> Iterator[attachments.InstalledPackage]:
     """Yield the installed packages of a dpkg status file (deb822(5))."""
     count = 0
     for paragraph in content.decode("utf-8", "replace").split("\n\n"):
@@ -60,9 +60,9 @@ def parse_dpkg_status(content: bytes) -> Iterator[packages.InstalledPackage]:
         if not fields.get("Status", "").endswith(_INSTALLED) or not fields.get("Package"):
             continue
         count += 1
-        if count > packages.MAX_PACKAGES:
+        if count > attachments.MAX_PACKAGES:
             return
-        yield packages.InstalledPackage(
+        yield attachments.InstalledPackage(
             "deb",
             fields["Package"],
             fields.get("Version", ""),
@@ -73,7 +73,7 @@ def parse_dpkg_status(content: bytes) -> Iterator[packages.InstalledPackage]:
 
 def _read_rpm(
     content: bytes, wal: bytes | None, scratch: Path, path: str
-) -> Iterator[packages.InstalledPackage]:
+) -> Iterator[attachments.InstalledPackage]:
     try:
         with tempfile.TemporaryDirectory(dir=scratch) as directory:
             place = Path(directory) / "rpmdb.sqlite"
@@ -84,7 +84,7 @@ def _read_rpm(
                 # The text of a view or trigger of the file must not run anything.
                 database.execute("PRAGMA trusted_schema = OFF")
                 rows = database.execute(
-                    "SELECT blob FROM Packages LIMIT ?", (packages.MAX_PACKAGES,)
+                    "SELECT blob FROM Packages LIMIT ?", (attachments.MAX_PACKAGES,)
                 )
                 for (blob,) in rows:
                     if isinstance(blob, bytes) and (header := parse_header(blob)) is not None:
@@ -131,7 +131,7 @@ def write_packages(work: Path, driver: str, image: str) -> None:
         log.info("the image has %d packages", len(package_list.packages))
 
 
-def read_package_file(work: Path) -> packages.PackageList | None:
+def read_package_file(work: Path) -> attachments.PackageList | None:
     """Read the list; None without one. Raises `ConfigError` and `FileError`."""
     place = work / _PACKAGE_FILE
     try:
@@ -145,7 +145,7 @@ def read_package_file(work: Path) -> packages.PackageList | None:
         raise errors.FileError(
             f"cannot read {place}: it is longer than {_PACKAGE_FILE_LIMIT} bytes"
         )
-    return packages.PackageList.from_json(load_json(content, where=_PACKAGE_FILE))
+    return attachments.PackageList.from_json(load_json(content, where=_PACKAGE_FILE))
 
 
 # Tags and types of rpm (docs/manual/tags.md; rpmtag.h).
@@ -160,7 +160,7 @@ _TEXT_LIMIT = 1000
 _KEY_NAME = "gpg-pubkey"
 
 
-def parse_header(content: bytes) -> packages.InstalledPackage | None:
+def parse_header(content: bytes) -> attachments.InstalledPackage | None:
     """Return the package; None for a stored key. Raises `ValueError` for anything else."""
     try:
         count, size = _PRELUDE.unpack_from(content)
@@ -184,7 +184,7 @@ def parse_header(content: bytes) -> packages.InstalledPackage | None:
         epoch = _read_number(entries, data, _EPOCH)
     except struct.error as error:
         raise ValueError(f"its header ends early: {error}") from error
-    return packages.InstalledPackage(
+    return attachments.InstalledPackage(
         "rpm",
         name,
         # rpm prints the epoch only where a package has one; no epoch counts as 0.

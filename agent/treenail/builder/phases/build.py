@@ -13,8 +13,8 @@ from pathlib import Path
 
 from treenail import clocks, errors
 from treenail.api.pullspec import BOOTABLE_LABELS
-from treenail.builder import build_layout, build_spec
-from treenail.builder.buildah import classify, disk_space, program
+from treenail.builder import build_layout, build_spec, disk_space, failures
+from treenail.builder.buildah import program
 from treenail.builder.images.packages import write_packages
 from treenail.image import build_result, containerfile
 
@@ -85,7 +85,7 @@ def build_image(
             _save_cache(buildah, layout, fetched, loaded_ids)
     except errors.CommandError as error:
         lines = ("Error: " + str(error),)
-        return _make_failure(classify.classify_failure(1, lines), output, spec)
+        return _make_failure(failures.classify_failure(1, lines), output, spec)
     if not build_layout.is_bootable(layout, build_spec.BUILT_IMAGE) and any(
         build_layout.is_bootable(layout, image.name) for image in fetched.images
     ):
@@ -186,7 +186,7 @@ def _save_cache(
 
 
 def _make_failure(
-    failure: classify.BuildFailure, output: program.BuildOutput, spec: build_spec.BuildSpec
+    failure: failures.BuildFailure, output: program.BuildOutput, spec: build_spec.BuildSpec
 ) -> build_result.BuildResult:
     return build_result.BuildResult(
         build_result.BuildPhase.BUILD,
@@ -283,7 +283,7 @@ class BuildahResult:
     """How a run of buildah ended."""
 
     output: program.BuildOutput
-    failure: classify.BuildFailure | None = None
+    failure: failures.BuildFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +324,7 @@ class ContainerfileBuilder:
         kills_before = count_oom_kills()
 
         def add_line(line: str) -> None:
-            if classify.mentions_full_disk(line):
+            if failures.mentions_full_disk(line):
                 self.disk.sample()
             output.add_line(line)
 
@@ -342,13 +342,13 @@ class ContainerfileBuilder:
         except errors.CommandTimeoutError:
             cause = f"buildah did not exit within {self.timeout_s:g} s"
             return BuildahResult(
-                output, classify.BuildFailure(build_result.BuildReason.DEADLINE_EXCEEDED, cause)
+                output, failures.BuildFailure(build_result.BuildReason.DEADLINE_EXCEEDED, cause)
             )
         if not code:
             return BuildahResult(output)
         kills = count_oom_kills()
         oom_kills = None if kills is None or kills_before is None else kills - kills_before
-        failure = classify.classify_failure(
+        failure = failures.classify_failure(
             code, output.tail, oom_kills=oom_kills, space=self.disk.lowest
         )
         return BuildahResult(output, failure)

@@ -110,7 +110,7 @@ def create_parser() -> argparse.ArgumentParser:
 def _wait(phase: build_result.BuildPhase) -> bool:
     """Load the modules of the phase, and wait until it may run; False if it must not."""
     if phase is not build_result.BuildPhase.BUILD:
-        from treenail.builder.phases import fetch, push  # noqa: F401  # loaded for `_run_phase`
+        from treenail.builder.phases import transfers  # noqa: F401  # loaded for `_run_phase`
     return sys.stdin.buffer.readline() == build_spec.GO
 
 
@@ -128,13 +128,13 @@ def _run_phase(
             buildah = _create_buildah(arguments)
             return build.build_image(directories, buildah, settings, clock, show_line)
         # ssl and http.client take half of the time of all imports; the build needs neither.
-        from treenail.builder.phases import fetch, push
+        from treenail.builder.phases import transfers
         from treenail.builder.registries import RegistrySettings
 
         access = RegistrySettings.read(arguments.secret, arguments.ca, os.environ)
         if phase is build_result.BuildPhase.FETCH:
-            return fetch.fetch_images(directories, access, clock)
-        return push.push_image(directories, access, clock)
+            return transfers.fetch_images(directories, access, clock)
+        return transfers.push_image(directories, access, clock)
     except errors.TreenailError as error:
         return failures.make_failed_result(error, phase)
 

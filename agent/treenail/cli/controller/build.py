@@ -25,6 +25,7 @@ from treenail.controllers.image_build import build_planner, cluster_reader
 from treenail.image import build_inputs, build_result
 from treenail.kube.resources import SECRETS
 from treenail.registry.images import resolve_digest
+from treenail.registry.names import Manifest
 
 SystemImages = Mapping[str, str | None]
 """System part in the registry by architecture: empty if the registry lacks it, None if it was not
@@ -320,7 +321,7 @@ def _run_phase(build: local.LocalBuild, phase: build_result.BuildPhase) -> build
     return result
 
 
-def _check_pushed(result: build_result.BuildResult, image: build_layout.LayoutImage) -> None:
+def _check_pushed(result: build_result.BuildResult, image: Manifest) -> None:
     if result.digest != image.digest:
         raise errors.HostError(f"cannot push {image.digest}: the registry has {result.digest}")
 

@@ -12,7 +12,7 @@ from treenail.api import documents
 from treenail.cli import files, terminal
 from treenail.cli.controller.serve import add_document_arguments
 from treenail.config.ignition import emit, withhold
-from treenail.provisioning.content.pointer import HEADERS_SINCE, build_pointer
+from treenail.provisioning.content.document import HEADERS_SINCE, build_pointer
 
 if TYPE_CHECKING:
     from treenail.provisioning.content.document import ServedDocument

@@ -7,7 +7,7 @@ import sys
 from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli import argument_parser, terminal
-from treenail.cli.controller import connect, serve, serve_tokens
+from treenail.cli.controller import connect, serve
 from treenail.cli.controller.run import build, controllers
 from treenail.errors import UsageError
 from treenail.manifests import ignition_server, installation, monitoring, permissions
@@ -79,14 +79,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--api-server",
-        type=serve_tokens.parse_server_url,
+        type=serve.parse_server_url,
         metavar="URL",
         help=f"let {SERVE} issue bootstrap tokens for the API server at this address, which new "
         "machines reach (default: no bootstrap tokens)",
     )
     argument_parser.add_image_annotation_argument(parser)
     parser.add_argument(
-        "--tokens", choices=serve_tokens.MODES,
+        "--tokens", choices=serve.MODES,
         help=f"access tokens of new machines, see {SERVE} --help (default: require)",
     )  # fmt: skip
     parser.add_argument(

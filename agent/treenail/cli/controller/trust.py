@@ -11,12 +11,12 @@ from treenail import errors
 from treenail.api import decode, documents
 from treenail.api.pullspec import parse_push_spec
 from treenail.cli import terminal
-from treenail.image.oci import signature
+from treenail.image.oci import attachments
 from treenail.image.oci.documents import encode
 from treenail.update.checks.signature_policy import POLICY_PATH
 
 if TYPE_CHECKING:
-    from treenail.builder.images.signatures import SigningKey
+    from treenail.builder.images.attachments import SigningKey
 
 _SETTINGS = "/etc/containers/registries.d/treenail.yaml"
 _KEY = "/etc/pki/containers/treenail.pub"
@@ -73,7 +73,7 @@ def add_key_argument(parser: argparse.ArgumentParser) -> None:
 def load_key(path: str) -> "SigningKey":
     """Load the file of a signing key; raise `FileError` or `ConfigError`."""
     # Imported late: only this command and controllers that sign need the package cryptography.
-    from treenail.builder.images.signatures import load_signing_key
+    from treenail.builder.images.attachments import load_signing_key
 
     try:
         with Path(path).open("rb") as file:
@@ -98,8 +98,8 @@ def print_trust(arguments: argparse.Namespace) -> int:
     key = load_key(arguments.signing_key).public_key
     files = {
         _KEY: key.to_pem().decode(),
-        POLICY_PATH: encode(signature.make_policy(name, _KEY)).decode() + "\n",
-        _SETTINGS: signature.make_registry_settings(name),
+        POLICY_PATH: encode(attachments.make_policy(name, _KEY)).decode() + "\n",
+        _SETTINGS: attachments.make_registry_settings(name),
     }
     if arguments.role:
         sys.stdout.write(documents.dump_document(_make_machine_config(files, arguments.role)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import machineosbuild, machineosconfig
-from treenail.builder.images.signatures import SigningKey
+from treenail.builder.images.attachments import SigningKey
 from treenail.controllers.image_build import (
     build_facts,
     build_objects,

@@ -23,14 +23,13 @@ from treenail.builder.append_config import (
     append_config,
     append_config_to_list,
 )
-from treenail.builder.images import signatures
-from treenail.builder.images.provenance import attach_provenance, copy_packages
+from treenail.builder.images import attachments
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_planner
 from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.image import build_result, config_layer
+from treenail.image.oci.attachments import BuildProvenance
 from treenail.image.oci.documents import POOL
-from treenail.image.oci.provenance import BuildProvenance
 from treenail.registry import authorization, transport, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
@@ -124,7 +123,7 @@ class LayerBuilder:
         clock: clocks.Clock,
         *,
         proxies: ProxySettings | None = None,
-        signing_key: signatures.SigningKey | None = None,
+        signing_key: attachments.SigningKey | None = None,
         repository_lock: RepositoryLock | None = None,
         limits: transport.RegistryLimits | None = None,
         endpoints: Mapping[str, RegistryEndpoint] | None = None,
@@ -310,7 +309,7 @@ class LayerBuilder:
                 if key := self._signing_key:
                     self._run_attempt(
                         build_result.BuildPhase.PUSH,
-                        partial(signatures.sign_image, pusher, target.repository, digest, key),
+                        partial(attachments.sign_image, pusher, target.repository, digest, key),
                     )
             warning = self._attach_provenances(pusher, target, appended, question, plan)
         return target.make_pull_spec(appended.digest), warning
@@ -395,7 +394,7 @@ class LayerBuilder:
         )
         problems = []
         try:
-            attach_provenance(client, target.repository, provenance)
+            attachments.attach_provenance(client, target.repository, provenance)
         except errors.TreenailError as error:
             problems.append(f"cannot attach the provenance of the image: {error}")
         # A list has no packages of its own: its images do.
@@ -405,7 +404,7 @@ class LayerBuilder:
             if (source.registry, source.repository) != (target.registry, target.repository):
                 continue
             try:
-                copy_packages(client, target.repository, source.digest, digest)
+                attachments.copy_packages(client, target.repository, source.digest, digest)
             except errors.TreenailError as error:
                 problems.append(f"cannot attach the packages of the image: {error}")
         for problem in problems:

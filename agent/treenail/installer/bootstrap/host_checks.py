@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenail import clocks, errors
-from treenail.builder.buildah.disk_space import read_disk_space
+from treenail.builder.disk_space import read_disk_space
 from treenail.controllers.handover import image_mode
 from treenail.installer import install_plan
 from treenail.installer.bootstrap import registry_process

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from treenail import clocks, errors, sizes
 from treenail.api.decode import Json
-from treenail.builder.buildah.disk_space import read_disk_space
+from treenail.builder.disk_space import read_disk_space
 from treenail.process import stop_process
 
 PROGRAMS = ("docker-registry", "registry")

@@ -21,13 +21,13 @@ from treenail import clocks, errors, sizes
 from treenail.api import decode, machineosconfig, pullspec
 from treenail.builder import build_layout, build_spec, failures, local
 from treenail.builder.buildah.program import choose_own_id_maps
-from treenail.builder.phases.push import upload_image
+from treenail.builder.phases.transfers import upload_image
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_planner, layer_builder
 from treenail.controllers.pools import image_tags
 from treenail.image import build_result
 from treenail.installer.directory import install_files
-from treenail.registry import authorization, transport
+from treenail.registry import authorization, names, transport
 from treenail.registry.client import RegistryClient
 
 log = logging.getLogger(__name__)
@@ -420,9 +420,7 @@ def upload_base(
     thread.join()
 
 
-def _find_base(
-    directories: build_spec.BuildDirectories, base_image: str
-) -> build_layout.LayoutImage | None:
+def _find_base(directories: build_spec.BuildDirectories, base_image: str) -> names.Manifest | None:
     try:
         images = directories.read_fetched().images
         name = next((image.name for image in images if image.reference == base_image), None)
@@ -438,7 +436,7 @@ def _upload_image(
     client: RegistryClient,
     repository: str,
     directories: build_spec.BuildDirectories,
-    image: build_layout.LayoutImage,
+    image: names.Manifest,
 ) -> None:
     layout = build_layout.ImageLayout(directories.layout)
     try:

@@ -91,7 +91,7 @@ def _make_pointer(
     directory: "InstallDirectory", files: "InstallFiles", pool: str, server: str | None
 ) -> bytes | None:
     """Return the pointer config; None without a server and without one of the installer."""
-    from treenail.provisioning.content.pointer import build_pointer
+    from treenail.provisioning.content.document import build_pointer
 
     if server is None:
         return files.read(directory.root / f"{pool}.ign", limit=_POINTER_LIMIT)

@@ -1,21 +1,28 @@
-"""Sign images and verify their signatures, with an ECDSA key and the package cryptography."""
+"""Attach signatures, provenance and packages to images, and verify signatures.
+
+A key is an ECDSA key of the package cryptography.
+"""
 
 from typing import TYPE_CHECKING
 
 from treenail.errors import ConfigError
-from treenail.image.oci.signature import (
+from treenail.image.oci.attachments import (
     CONFIG_TYPE,
     PAYLOAD_TYPE,
+    SPDX_TYPE,
+    STATEMENT_TYPE,
+    BuildProvenance,
     StoredSignature,
     find_payload_problem,
     make_payload,
     make_signature_layer,
     make_signature_manifest,
     make_signature_tag,
+    make_statement,
     read_signatures,
 )
 from treenail.oci_content import OCI_MANIFEST
-from treenail.registry import names, uploads
+from treenail.registry import images, names, referrers, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError
 
@@ -24,6 +31,64 @@ if TYPE_CHECKING:
         EllipticCurvePrivateKey,
         EllipticCurvePublicKey,
     )
+
+
+def attach_provenance(client: RegistryClient, repository: str, provenance: BuildProvenance) -> None:
+    """Attach the statement to the image, unless the image has one; raise `RegistryError`."""
+    statement = make_statement(provenance)
+    _attach_once(client, repository, provenance.digest, STATEMENT_TYPE, statement)
+
+
+def attach_packages(client: RegistryClient, repository: str, digest: str, document: bytes) -> None:
+    """Attach an SPDX document to the image, unless the image has one; raise `RegistryError`."""
+    _attach_once(client, repository, digest, SPDX_TYPE, document)
+
+
+def copy_packages(client: RegistryClient, repository: str, source: str, target: str) -> bool:
+    """Attach the SPDX document of the image ``source`` to ``target``; False if it has none.
+
+    Both are digests of images of the repository.
+    """
+    documents = read_documents(client, repository, source, SPDX_TYPE)
+    for document in documents[:1]:
+        attach_packages(client, repository, target, document)
+    return bool(documents)
+
+
+def read_documents(
+    client: RegistryClient, repository: str, digest: str, kind: str
+) -> tuple[bytes, ...]:
+    """Return the attached documents of a type."""
+    artifacts = referrers.get_referrers(client, repository, digest, kind)
+    return tuple(
+        images.read_artifact(client, repository, referrer.digest) for referrer in artifacts
+    )
+
+
+def _attach_once(
+    client: RegistryClient, repository: str, digest: str, kind: str, content: bytes
+) -> None:
+    # The same image may have been pushed before the process ended.
+    if referrers.get_referrers(client, repository, digest, kind):
+        return
+    subject = client.head_manifest(repository, digest)
+    if subject is None:
+        raise ConfigError(
+            f"cannot attach a document to {digest}: {client.host}/{repository} does not have the "
+            "image"
+        )
+    artifact = referrers.attach(
+        client, repository, subject, artifact_type=kind, media_type=kind, content=content
+    )
+    if all(
+        referrer.digest != artifact.digest
+        for referrer in referrers.get_referrers(client, repository, digest)
+    ):
+        raise ConfigError(
+            f"cannot attach a document to {client.format_image(repository, digest)}: the registry "
+            "does not list it"
+        )
+
 
 _KEY_REMEDY = (
     "make a key with: openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out FILE"
