@@ -17,10 +17,10 @@ from treenail.controllers.image_build.cluster_reader import FileObjects
 from treenail.controllers.render.render import render_pools
 from treenail.errors import ConfigError
 from treenail.installer.directory.install_manifests import (
+    FILE_LIMIT,
     collect_install_manifests,
     read_install_manifests,
 )
-from treenail.installer.directory.manifest_files import FILE_LIMIT
 from treenail.installer.directory.problems import (
     MAX_REPORTED,
     InstallDirectoryError,

@@ -19,8 +19,7 @@ from treenail.controllers.status.leader_status import (
     evaluate_lease,
 )
 from treenail.controllers.status.rollout_result import RolloutOutcome, RolloutResult, check_leader
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import build_rows
+from treenail.controllers.status.status_table import build_rows, build_status_document
 from treenail.kube.api_client import Client
 from treenail.kube.resources import LEASES, MACHINECONFIGPOOLS, ROLLOUTPOLICIES, Resource
 from treenail.manifests.installation import NAME, InstallOptions

@@ -22,8 +22,7 @@ from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.pools.rollout_policy import ObservedPolicy, parse_policy
 from treenail.controllers.render import render
 from treenail.controllers.status import rollout_plan, status_table
-from treenail.controllers.status.rollout_plan import RolloutPlanInput
-from treenail.controllers.status.rollout_plan_text import format_plans
+from treenail.controllers.status.rollout_plan import RolloutPlanInput, format_plans
 from treenail.errors import ConfigError
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (

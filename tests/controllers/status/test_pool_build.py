@@ -8,8 +8,12 @@ from tests.controllers.status.test_status_table import build, make_world
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.cli.controller.status.text import format_table
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import BuildRow, RolloutBlocker, find_pool_builds
+from treenail.controllers.status.status_table import (
+    BuildRow,
+    RolloutBlocker,
+    build_status_document,
+    find_pool_builds,
+)
 
 NOW = 1_767_225_630.0
 

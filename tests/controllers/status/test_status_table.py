@@ -11,8 +11,13 @@ from treenail.api.object_meta import Condition
 from treenail.cli.controller.status.text import format_table
 from treenail.cli.terminal import measure_text
 from treenail.controllers.pools.node_facts import STARTED_AT
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import NodeRow, PoolRow, RolloutBlocker, build_rows
+from treenail.controllers.status.status_table import (
+    NodeRow,
+    PoolRow,
+    RolloutBlocker,
+    build_rows,
+    build_status_document,
+)
 
 HASH = "0123456789abcdef" * 2
 REASON = "cannot stage quay.example/os@sha256:" + "1" * 64 + ": no space left on /boot; remove it"

@@ -7,7 +7,7 @@ from treenail import clocks, errors
 from treenail.cli import files, output, output_format, terminal
 from treenail.cli.controller import connect
 from treenail.controllers.render import render
-from treenail.controllers.status import rollout_plan, rollout_plan_text, snapshot
+from treenail.controllers.status import rollout_plan, snapshot
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -68,8 +68,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
     output_format.print_output(
         arguments.output,
         kind="RolloutPlan",
-        content=lambda: rollout_plan_text.convert_to_json(plans),
-        lines=lambda: [*rollout_plan_text.format_plans(plans)] or ["no MachineConfigPools found"],
+        content=lambda: rollout_plan.convert_to_json(plans),
+        lines=lambda: [*rollout_plan.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
     return output.EXIT_FAILED if any(pool_plan.problems for pool_plan in plans) else 0

@@ -33,7 +33,6 @@ from treenail.installer.directory import (
     install_manifests,
     install_state,
     manifest_checks,
-    manifest_files,
     online_checks,
     prepared_logins,
     prepared_manifests,
@@ -197,7 +196,7 @@ def read_install_config(root: Path) -> install_config.InstallConfig | None:
 def _read_config_file(root: Path, name: str) -> bytes | None:
     """Read an install configuration; None without one. A link must not lead out: it is edited."""
     path = root / name
-    problem = manifest_files.find_link_problem(root, path, name)
+    problem = install_manifests.find_link_problem(root, path, name)
     if problem is not None:
         raise InstallDirectoryError(f"cannot read {root}", [problem])
     return install_files.InstallFiles().read(path, limit=install_files.CONFIG_LIMIT)
@@ -228,7 +227,7 @@ def _prepare_manifests(
             )
         return manifests
     generated = install_files.InstallDirectory(root).manifests / prepared_manifests.FILE_NAME
-    if problem := manifest_files.find_link_problem(
+    if problem := install_manifests.find_link_problem(
         root, generated, prepared_manifests.GENERATED_FILE
     ):
         state.problems.append(problem)
@@ -380,7 +379,7 @@ def _locate_problems(
             else problem
             for problem in problems
         ]
-    return locate_problems(problems, partial(manifest_files.read_manifest, root))
+    return locate_problems(problems, partial(install_manifests.read_manifest, root))
 
 
 def _remove_field(config: install_config.InstallConfig, state: _Preparation) -> bytes:

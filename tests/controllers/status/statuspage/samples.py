@@ -6,8 +6,7 @@ import zlib
 from tests.controllers.rollout.world import World
 from treenail.api import annotations as key
 from treenail.api.decode import Json
-from treenail.controllers.status.status_document import build_status_document
-from treenail.controllers.status.status_table import BuildRow, build_rows
+from treenail.controllers.status.status_table import BuildRow, build_rows, build_status_document
 from treenail.controllers.status.statuspage.server import EncodedDocument
 
 IMAGE = "quay.io/example/os@sha256:" + "ab12" * 16

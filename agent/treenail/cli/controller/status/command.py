@@ -14,7 +14,7 @@ from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
 from treenail.controllers.pools import pool_membership, pool_views, rollout_policy
 from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.status import leader_status, snapshot, status_document, status_table
+from treenail.controllers.status import leader_status, snapshot, status_table
 from treenail.kube import api_client, resources, watch
 
 DEFAULT_INTERVAL_S = 2.0
@@ -95,7 +95,7 @@ def print_status(arguments: argparse.Namespace) -> int:
     output_format.print_output(
         chosen,
         kind=DOCUMENT_KIND,
-        content=lambda: status_document.build_status_document(rows, now=clock.now(), leader=leader),
+        content=lambda: status_table.build_status_document(rows, now=clock.now(), leader=leader),
         lines=tuple,
         names=lambda: [
             output_format.format_object_name(resources.MACHINECONFIGPOOLS, row.name) for row in rows

@@ -24,7 +24,7 @@ from treenail.clocks import Clock
 from treenail.controllers.pools import node_facts, pool_membership, pool_views
 from treenail.controllers.runtime import http_server
 from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.controllers.status import leader_status, status_document, status_table
+from treenail.controllers.status import leader_status, status_table
 from treenail.kube import resources, watch
 
 MAX_NODES = 10_000
@@ -95,7 +95,7 @@ class StatusSource:
                 self._image_configs.get_all(), self._image_builds.get_all(), now
             ),
         )
-        document = status_document.build_status_document(rows, now=now, leader=leader)
+        document = status_table.build_status_document(rows, now=now, leader=leader)
         problem = self._informers.summarize_problem()
         omitted = limit_nodes(document, MAX_NODES)
         return {
