@@ -30,7 +30,6 @@ ROWS = (
         "observations",
         "oci_content",
         "sanitize",
-        "sizes",
     },
     {
         "deployment_change",

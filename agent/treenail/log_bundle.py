@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.config import redact
 
 MAX_ARCHIVE_BYTES = 200_000_000
 """Size limit of the archive."""
 _MAX_PARTS = 20_000
 # Space for the index, for headers of tar and for what the compression has not written yet.
-_RESERVE_BYTES = 8 * sizes.MIB
+_RESERVE_BYTES = 8 * memory.MIB
 _HEADER_BYTES = 1024
 
 

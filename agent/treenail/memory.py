@@ -1,4 +1,4 @@
-"""Memory of a process: collections of garbage while modules load, and glibc's allocator."""
+"""Memory: sizes in bytes, collections of garbage while modules load, and glibc's allocator."""
 
 import gc
 from collections.abc import Iterator
@@ -49,3 +49,14 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+def format_bytes(count: int) -> str:
+    """Format a size for users, rounded down."""
+    if count >= GIB:
+        return f"{count / GIB:.1f} GiB"
+    return f"{count // MIB} MiB" if count >= MIB else f"{count} bytes"

@@ -15,10 +15,10 @@ from treenail.installer.bootstrap.bootstrap_registry import (
     BootstrapRegistrySettings,
 )
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
+from treenail.memory import MIB
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.transport import TlsSettings
-from treenail.sizes import MIB
 
 CLOCK = SystemClock()
 LOOPBACK = "127.0.0.1"

@@ -13,15 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail import sizes
+from treenail import memory
 from treenail.api import decode, pullspec
 from treenail.errors import FileError
 from treenail.oci_content import OCI_MANIFEST, compute_digest
 from treenail.registry.names import Manifest
 
 _REF_NAME = "org.opencontainers.image.ref.name"
-_LIMIT = 4 * sizes.MIB  # bytes of a manifest or config
-_CHUNK = sizes.MIB
+_LIMIT = 4 * memory.MIB  # bytes of a manifest or config
+_CHUNK = memory.MIB
 
 
 class ImageLayout:

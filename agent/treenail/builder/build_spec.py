@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.api import decode
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import image_mirrors
@@ -29,7 +29,7 @@ GO = b"go\n"
 
 STORAGE_DRIVERS = ("overlay", "vfs")
 """Of buildah; the first is the default."""
-_LIMIT = sizes.MIB  # bytes of one input file
+_LIMIT = memory.MIB  # bytes of one input file
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treenail import sizes
+from treenail import memory
 from treenail.builder.disk_space import DiskSpace
 from treenail.errors import ConfigError, CredentialError, TreenailError
 from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
@@ -50,9 +50,9 @@ _NEEDS_SPACE = (
     r"at least \d+ ?[kmg]b more space needed on the / filesystem",
 )
 # The kernel refuses a large allocation while less than this is free.
-_FULL_BELOW = 512 * sizes.MIB
+_FULL_BELOW = 512 * memory.MIB
 # More than packages of one transaction need.
-_NEEDED_BELOW = 8192 * sizes.MIB
+_NEEDED_BELOW = 8192 * memory.MIB
 _FEW_FILES = 100
 # Of imagebuildah/stage_executor.go: the instruction, which may have several lines, and the error of
 # its container.
@@ -143,7 +143,7 @@ def _is_disk_full(output: str, space: DiskSpace | None) -> bool:
 
 
 def _describe_full_disk(error: str, space: DiskSpace | None) -> str:
-    free = "" if space is None else f" ({space.free_bytes // sizes.MIB} MiB were free)"
+    free = "" if space is None else f" ({space.free_bytes // memory.MIB} MiB were free)"
     return f"no space left on the builder's disk{free}: {error}"
 
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TypeVar
 
-from treenail import sizes
+from treenail import memory
 from treenail.api.pullspec import parse_pull_spec, parse_push_spec
 from treenail.clocks import Clock
 from treenail.config import image_mirrors, pullsecret
@@ -24,7 +24,7 @@ from treenail.registry.proxies import ProxySettings, read_proxy_settings
 
 log = logging.getLogger(__name__)
 
-_LIMIT = sizes.MIB  # bytes of a Secret's key or of a CA bundle
+_LIMIT = memory.MIB  # bytes of a Secret's key or of a CA bundle
 T = TypeVar("T")
 
 

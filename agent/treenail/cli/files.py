@@ -7,11 +7,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.api import documents, machineconfig
 
 STDIN = STDOUT = "-"
-_MAX_BYTES = 128 * sizes.MIB
+_MAX_BYTES = 128 * memory.MIB
 
 
 def read_documents(names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -72,7 +72,7 @@ def read_input(name: str) -> bytes:
         raise _make_error(name, error) from error
     if len(content) > _MAX_BYTES:
         raise errors.UsageError(
-            f"cannot read {name:.200}: it has more than {_MAX_BYTES // sizes.MIB} MiB",
+            f"cannot read {name:.200}: it has more than {_MAX_BYTES // memory.MIB} MiB",
             remedy="name a MachineConfig or an Ignition config",
         )
     return content

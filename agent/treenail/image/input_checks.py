@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
 from treenail.api.node import DEFAULT_ARCHITECTURE
@@ -248,7 +248,7 @@ def _describe_annotation(name: str, expected: str, actual: str) -> InputFinding:
     )
 
 
-CONFIG_MAP_LIMIT = sizes.MIB
+CONFIG_MAP_LIMIT = memory.MIB
 """Maximum bytes of all values in a ConfigMap."""
 
 

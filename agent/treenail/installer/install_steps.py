@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import clocks, codec, errors, sizes
+from treenail import clocks, codec, errors, memory
 from treenail.installer.directory import install_files, install_state
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ def format_limit(seconds: float) -> str:
 
 STATUS_VERSION = 1
 _TEXT_LIMIT = 2000
-_LIMIT = sizes.MIB
+_LIMIT = memory.MIB
 
 
 class InstallPhase(StrEnum):

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from treenail import codec, errors, sizes
+from treenail import codec, errors, memory
 
 JSON_CONTENT_TYPE = "application/json"
-MAX_BYTES = 64 * sizes.MIB
+MAX_BYTES = 64 * memory.MIB
 CHUNK_BYTES = 65536
 # An API server sends 1 to 10 s. A caller must not wait for longer without a report.
 _MAX_RETRY_AFTER_S = 60.0

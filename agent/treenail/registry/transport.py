@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from treenail import clocks, sanitize, sizes
+from treenail import clocks, memory, sanitize
 from treenail.errors import ConfigError
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings
@@ -40,9 +40,9 @@ class RegistryLimits:
     """A whole request without its blob."""
     bytes_per_s: float = 50_000.0
     """Minimum rate of a blob; its time is added to ``request_s``."""
-    manifest_bytes: int = 4 * sizes.MIB
-    page_bytes: int = 4 * sizes.MIB
-    config_bytes: int = 8 * sizes.MIB
+    manifest_bytes: int = 4 * memory.MIB
+    page_bytes: int = 4 * memory.MIB
+    config_bytes: int = 8 * memory.MIB
     token_bytes: int = 256 * 1024
     error_bytes: int = 16 * 1024
     pages: int = 1000
@@ -50,7 +50,7 @@ class RegistryLimits:
     """Tags that one page is requested to have; docker-registry 2.8 has no pages."""
     tags: int = 100_000
     redirects: int = 5
-    chunk_bytes: int = 32 * sizes.MIB
+    chunk_bytes: int = 32 * memory.MIB
     """Larger blobs are uploaded in chunks of this size."""
 
     def compute_transfer_s(self, size: int) -> float:

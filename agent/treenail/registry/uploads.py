@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Protocol
 from urllib.parse import quote
 
-from treenail import oci_content, sizes
+from treenail import memory, oci_content
 from treenail.errors import FileError
 from treenail.registry import names, transport
 from treenail.registry.client import RegistryClient
@@ -16,7 +16,7 @@ from treenail.registry.errors import AnswerInvalid, DigestMismatch, RegistryErro
 
 # The end of a Range is the position of the last byte; docker-registry writes no unit before it.
 _RANGE = re.compile(r"(?:bytes=)?0-([0-9]{1,15})")
-_CHUNK_LIMIT = 512 * sizes.MIB
+_CHUNK_LIMIT = 512 * memory.MIB
 _STARTS = 5
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.api import decode
 
-_LIMIT = 256 * sizes.MIB
+_LIMIT = 256 * memory.MIB
 _LAYERS_LIMIT = 1000
 _FORMATS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
 # A directory with one of these hides that of lower layers; user.* is that of mounts in a user

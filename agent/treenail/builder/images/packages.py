@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.api.decode import load_json
 from treenail.builder.buildah.stored_tree import StoredTree
 from treenail.image.oci import attachments
@@ -107,7 +107,7 @@ def _read_id(tree: StoredTree) -> str:
 log = logging.getLogger(__name__)
 
 _PACKAGE_FILE = "packages.json"
-_PACKAGE_FILE_LIMIT = 16 * sizes.MIB
+_PACKAGE_FILE_LIMIT = 16 * memory.MIB
 
 
 def write_packages(work: Path, driver: str, image: str) -> None:

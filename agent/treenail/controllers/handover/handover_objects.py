@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treenail import errors, sanitize, sizes
+from treenail import errors, memory, sanitize
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.api.component_names import NAMESPACE
@@ -33,7 +33,7 @@ ADOPTED_KINDS = (
 """Kinds of the objects that the cluster adopts."""
 
 _REGISTRY_KEY, _OBJECTS_KEY = "registry.json", "objects.json"
-_LIMIT = sizes.MIB  # the maximum size of a Kubernetes Secret
+_LIMIT = memory.MIB  # the maximum size of a Kubernetes Secret
 _IMAGES_LIMIT, _OBJECTS_LIMIT = 50, 200
 _IMAGE_FIELDS = ("pool", "digest", "pushSpec")
 _REGISTRY_FIELDS = ("registry", "ca", "username", "password", "images")

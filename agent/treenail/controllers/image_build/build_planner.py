@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from treenail import sizes
+from treenail import memory
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
 from treenail.api.node import DEFAULT_ARCHITECTURE
@@ -29,7 +29,7 @@ from treenail.kube import resources
 
 IsEnded = Callable[[str], bool]
 _MAX_PROBLEMS = 3
-_OBJECT_LIMIT = sizes.MIB - 64 * 1024
+_OBJECT_LIMIT = memory.MIB - 64 * 1024
 """Bytes of own files in one ConfigMap, which also holds the Containerfile."""
 _ENTITLEMENTS: tuple[tuple[str, str, resources.Resource], ...] = (
     ("etc-pki-entitlement-{pool}", "/etc/pki/entitlement", resources.SECRETS),

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from treenail import __version__, sizes
+from treenail import __version__, memory
 
-MAX_BYTES = 4 * sizes.MIB
+MAX_BYTES = 4 * memory.MIB
 LIMIT_S = 5.0
 
 

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 
-from treenail import clocks, errors, sd_notify, sizes
+from treenail import clocks, errors, memory, sd_notify
 from treenail.api.decode import Json
 from treenail.controllers.runtime.http_server import parse_address
 from treenail.installer.bootstrap import (
@@ -35,7 +35,7 @@ from treenail.provisioning.tokens.tokens import OpenAccess
 log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN = f":{PORT}"
-_KUBECONFIG_LIMIT = sizes.MIB
+_KUBECONFIG_LIMIT = memory.MIB
 _CACHED = 8
 """Two pools, in the versions of Ignition that their machines request."""
 
@@ -129,7 +129,7 @@ _PULL = re.compile(
     re.MULTILINE,
 )
 """A line of docker-registry's access log, in the format of Apache."""
-_CHUNK = sizes.MIB
+_CHUNK = memory.MIB
 _NAMES_LIMIT = 5
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api.decode import Json
 from treenail.builder.disk_space import read_disk_space
 from treenail.process import stop_process
@@ -139,7 +139,7 @@ def is_own_command(words: Sequence[str], config_file: Path) -> bool:
 _STOP_LIMIT_S = 5.0
 _ABANDONED_LIMIT_S = 10.0
 _CLEANUP_LIMIT_S = 30.0
-_LOG_LIMIT = 20 * sizes.MIB
+_LOG_LIMIT = 20 * memory.MIB
 _TAIL = 2000
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -259,10 +259,10 @@ def _read_command(pid: int) -> list[str]:
     return content.decode("utf-8", "replace").rstrip("\0").split("\0")
 
 
-DEFAULT_LIMIT = 10 * sizes.GIB
-STATE_SPACE = 64 * sizes.MIB
+DEFAULT_LIMIT = 10 * memory.GIB
+STATE_SPACE = 64 * memory.MIB
 """Free bytes for the state, the rendered configs and the logs."""
-_RESERVE = 256 * sizes.MIB
+_RESERVE = 256 * memory.MIB
 """Free bytes that the file system keeps for logs and for the state of the installation."""
 
 
@@ -284,12 +284,12 @@ class StorageUse:
         """Return why nothing more may be pushed; empty if there is space."""
         if self.used > self.limit:
             used, limit = (
-                sizes.format_bytes(self.used),
-                sizes.format_bytes(self.limit),
+                memory.format_bytes(self.used),
+                memory.format_bytes(self.limit),
             )
             return f"{self.path} has {used}, above its limit of {limit}"
         if self.free < _RESERVE:
-            return f"the file system of {self.path} has {sizes.format_bytes(self.free)} free"
+            return f"the file system of {self.path} has {memory.format_bytes(self.free)} free"
         return ""
 
 
@@ -303,8 +303,8 @@ def check_space(directory: Path, needed: int) -> None:
     free = space.free_bytes
     if free < needed:
         raise errors.HostError(
-            f"cannot install from {directory}: its file system has {free // sizes.MIB} MiB "
-            f"free, and the installation needs {needed // sizes.MIB} MiB",
+            f"cannot install from {directory}: its file system has {free // memory.MIB} MiB "
+            f"free, and the installation needs {needed // memory.MIB} MiB",
             remedy=f"free some space: du -xsh {directory}/.treenail; or move the directory to "
             "another file system",
         )
@@ -326,8 +326,8 @@ def check_storage(path: Path, limit: int) -> StorageUse:
     if use.free < use.needed:
         raise errors.HostError(
             f"cannot start the bootstrap registry: the file system of {path} has "
-            f"{sizes.format_bytes(use.free)} free, and the storage limit of "
-            f"{sizes.format_bytes(limit)} needs {sizes.format_bytes(use.needed)}",
+            f"{memory.format_bytes(use.free)} free, and the storage limit of "
+            f"{memory.format_bytes(limit)} needs {memory.format_bytes(use.needed)}",
             remedy=f"free space below {path}, or set a lower limit with --registry-storage-limit",
         )
     return use
@@ -337,8 +337,8 @@ def check_room(limit: int, image_bytes: int) -> None:
     """Raise `HostError` unless the limit permits an image of this size."""
     if image_bytes > limit:
         raise errors.HostError(
-            f"the base image has {sizes.format_bytes(image_bytes)}, and the bootstrap "
-            f"registry may have {sizes.format_bytes(limit)}",
+            f"the base image has {memory.format_bytes(image_bytes)}, and the bootstrap "
+            f"registry may have {memory.format_bytes(limit)}",
             remedy="set a higher limit with --registry-storage-limit",
         )
 

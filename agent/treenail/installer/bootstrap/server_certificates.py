@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from treenail import errors, sizes
+from treenail import errors, memory
 from treenail.installer.bootstrap import certificate_request, forked
 from treenail.installer.directory.install_files import InstallFiles
 
 _LIMIT = 64 * 1024  # bytes of a certificate or key of this host
-_CERTIFICATE_LIMIT = sizes.MIB
+_CERTIFICATE_LIMIT = memory.MIB
 
 
 @dataclass(frozen=True, slots=True)

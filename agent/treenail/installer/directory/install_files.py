@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenail import errors, sizes
+from treenail import errors, memory
 
 INSTALL_CONFIG = "install-config.yaml"
 """Install configuration of the OpenShift installer; may have the field ``imageMode``."""
@@ -121,8 +121,8 @@ class InstallDirectory:
 
 
 _PREFIX = ".treenail-new-"
-_READ_LIMIT = 64 * sizes.MIB
-CONFIG_LIMIT = 4 * sizes.MIB
+_READ_LIMIT = 64 * memory.MIB
+CONFIG_LIMIT = 4 * memory.MIB
 """Size limit of a file that a user wrote."""
 _REMEDIES = {
     errno.ENOSPC: "free some space: df -h {directory}",
@@ -193,7 +193,7 @@ class InstallFiles:
             raise _make_error("read", path, error) from error
         if len(content) > limit:
             raise errors.FileError(
-                f"cannot read {path}: it has more than {sizes.format_bytes(limit)}",
+                f"cannot read {path}: it has more than {memory.format_bytes(limit)}",
                 remedy="remove what does not belong there",
             )
         return content

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenail import sizes
+from treenail import memory
 from treenail.api import (
     decode,
     documents,
@@ -34,9 +34,9 @@ from treenail.installer.directory.problems import (
 
 _SUFFIXES = ("", *documents.SUFFIXES)
 """The pull secret that the Machine Config Operator writes has no suffix."""
-FILE_LIMIT = 16 * sizes.MIB
+FILE_LIMIT = 16 * memory.MIB
 """An API server accepts objects of 3 MiB at most."""
-TOTAL_LIMIT = 128 * sizes.MIB
+TOTAL_LIMIT = 128 * memory.MIB
 _MAX_FILES = 5000
 
 
@@ -71,7 +71,7 @@ def read_manifest_files(
                 continue
             if len(names) >= _MAX_FILES or total > TOTAL_LIMIT:
                 text = (
-                    f"it has more than {_MAX_FILES} manifests or {sizes.format_bytes(TOTAL_LIMIT)}"
+                    f"it has more than {_MAX_FILES} manifests or {memory.format_bytes(TOTAL_LIMIT)}"
                 )
                 problem = InstallProblem(folder.name, text, "remove those that are not needed")
                 files.problems.append(problem)
@@ -158,8 +158,8 @@ def _read_file(root: Path, path: Path, where: str, files: ManifestFiles) -> byte
         files.problems.append(
             InstallProblem(
                 where,
-                f"it has {sizes.format_bytes(size)}, more than the limit of "
-                f"{sizes.format_bytes(FILE_LIMIT)}",
+                f"it has {memory.format_bytes(size)}, more than the limit of "
+                f"{memory.format_bytes(FILE_LIMIT)}",
                 "move large files into the image with COPY --from=IMAGE in the Containerfile, or "
                 "split the file into one for each object",
             )

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail import clocks, codec, errors, sizes
+from treenail import clocks, codec, errors, memory
 from treenail.installer.directory import install_files
 from treenail.oci_content import compute_digest
 
 STATE_VERSION = 1
 _CHECKSUM = "checksum"
 _REASON_LIMIT = 2000
-_LIMIT = 16 * sizes.MIB
+_LIMIT = 16 * memory.MIB
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import BinaryIO, Protocol
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api import decode, machineosconfig, pullspec
 from treenail.builder import build_layout, build_spec, failures, local
 from treenail.builder.buildah.program import choose_own_id_maps
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 CONTAINERFILE, OUTPUT, REPORT = "Containerfile", "output.log", "report.json"
 _MAX_ATTEMPTS = 30
 """Attempts of a pool whose logs are kept."""
-_OUTPUT_LIMIT = 16 * sizes.MIB  # bytes
+_OUTPUT_LIMIT = 16 * memory.MIB  # bytes
 _NAME = "attempt-"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treenail import clocks, errors, oci_content, sizes
+from treenail import clocks, errors, memory, oci_content
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig
 from treenail.builder.build_layout import ImageLayout
@@ -130,7 +130,7 @@ def decode_built_image(content: bytes, *, where: str) -> BuiltPoolImage:
 
 
 _ROOT = "docker/registry/v2"
-_MANIFEST_LIMIT = 4 * sizes.MIB
+_MANIFEST_LIMIT = 4 * memory.MIB
 _ENTRIES_LIMIT = 700
 
 

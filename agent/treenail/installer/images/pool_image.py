@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api import annotations as key
 from treenail.api import machineconfigpool, machineosconfig, pullspec
 from treenail.api.component_names import NAMESPACE
@@ -35,7 +35,7 @@ from treenail.registry.proxies import read_proxy_settings
 
 log = logging.getLogger(__name__)
 
-OBJECT_LIMIT = sizes.MIB
+OBJECT_LIMIT = memory.MIB
 """Bytes of a file of `InstallDirectory.cluster_objects`."""
 _WAIT_S = 5.0
 _CAUSE_LIMIT = 500  # characters
@@ -301,8 +301,8 @@ class PoolImageBuilder:
             raise _make_error(
                 pool,
                 build_result.BuildReason.DISK_FULL,
-                f"the file system of {path} has {sizes.format_bytes(free)} free, and a "
-                f"build on this base image needs {sizes.format_bytes(needed)}",
+                f"the file system of {path} has {memory.format_bytes(free)} free, and a "
+                f"build on this base image needs {memory.format_bytes(needed)}",
                 f"free space below {path}",
             )
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__, clocks, errors, log_bundle, process, sizes
+from treenail import __version__, clocks, errors, log_bundle, memory, process
 from treenail.api import documents
 from treenail.api.decode import load_json
 from treenail.config import redact
@@ -150,13 +150,13 @@ def _read_version(programs: process.ProgramRunner, argv: tuple[str, ...]) -> str
 def _read_journal(programs: process.ProgramRunner, unit: str) -> str:
     argv = ["journalctl", "--no-pager", "--quiet", "-o", "short-iso-precise"]
     argv += ["--lines", str(_JOURNAL_LINES), "--unit", unit]
-    output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * sizes.MIB)
+    output = programs.run_command(argv, timeout_s=_JOURNAL_TIMEOUT_S, output_limit=8 * memory.MIB)
     return output.decode("utf-8", "replace")
 
 
-MAX_DOCUMENT_BYTES = 16 * sizes.MIB
+MAX_DOCUMENT_BYTES = 16 * memory.MIB
 _HEAD_BYTES = 256 * 1024
-_TAIL_BYTES = 3 * sizes.MIB
+_TAIL_BYTES = 3 * memory.MIB
 _OVERLAP_BYTES = 64 * 1024
 _MAX_FILES = 5000
 _MAX_DEPTH = 12
@@ -181,7 +181,7 @@ def read_document(path: Path) -> bytes:
     with _open_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > MAX_DOCUMENT_BYTES:
-            limit = MAX_DOCUMENT_BYTES // (sizes.MIB)
+            limit = MAX_DOCUMENT_BYTES // (memory.MIB)
             raise errors.FileError(f"{path} has {size} bytes, more than {limit} MiB")
         return _read_span(descriptor, 0, MAX_DOCUMENT_BYTES)
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from treenail import errors, process, sizes
+from treenail import errors, memory, process
 from treenail.api import decode
 from treenail.config import redact
 from treenail.controllers.handover.handover_objects import parse_objects
@@ -88,9 +88,9 @@ DEFAULT_TIMEOUT_S = 120.0
 MAX_NODES = 100
 _CONNECTIONS = 8
 _CONNECT_TIMEOUT_S = 15
-_ARCHIVE_LIMIT = 64 * sizes.MIB
-_UNPACKED_LIMIT = 256 * sizes.MIB
-_PART_LIMIT = 4 * sizes.MIB
+_ARCHIVE_LIMIT = 64 * memory.MIB
+_UNPACKED_LIMIT = 256 * memory.MIB
+_PART_LIMIT = 4 * memory.MIB
 _MAX_PARTS = 500
 # ssh would read a leading dash as an option.
 _ADDRESS = re.compile(

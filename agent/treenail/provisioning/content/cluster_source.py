@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api import annotations as key
 from treenail.api import component_names, decode, machineconfigpool, machineosbuild, machineosconfig
 from treenail.controllers.handover import image_mode
@@ -230,7 +230,7 @@ class WorkerWait:
         return settings.workers if settings.is_enabled else None
 
 
-UNUSED_LIMIT = sizes.MIB
+UNUSED_LIMIT = memory.MIB
 """Bytes of contents that no pool names. The newest are kept: a pool names a config later."""
 
 

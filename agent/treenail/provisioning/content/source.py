@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api import annotations as key
 from treenail.api import (
     controllerconfig,
@@ -191,7 +191,7 @@ def _has_machines(pool: machineconfigpool.MachineConfigPool) -> bool:
         return False
 
 
-CONFIG_LIMIT = 8 * sizes.MIB
+CONFIG_LIMIT = 8 * memory.MIB
 """Maximum size of a rendered config in bytes of JSON."""
 
 

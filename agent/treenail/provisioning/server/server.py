@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import Self
 from urllib.parse import parse_qs
 
-from treenail import clocks, errors, sizes
+from treenail import clocks, errors, memory
 from treenail.api import decode, object_meta
 from treenail.controllers.runtime import http_server
 from treenail.provisioning.content.document import ServedDocument
@@ -47,7 +47,7 @@ send nothing must not keep the places of machines."""
 REST_LIMIT_S = 2.0
 """Time after a response in which the server drops what the client still sends. A client that never
 ends must not keep the place of a machine."""
-_REST_BYTES = 16 * sizes.MIB
+_REST_BYTES = 16 * memory.MIB
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 

@@ -17,7 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from treenail import clocks, errors, sanitize, sizes
+from treenail import clocks, errors, memory, sanitize
 from treenail.cli import argument_parser, output, terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
@@ -371,7 +371,7 @@ def _release_memory(ended: threading.Event) -> None:
         release_freed_memory()
 
 
-_SIZE_LIMIT = 16 * sizes.MIB
+_SIZE_LIMIT = 16 * memory.MIB
 _PRIORITIES = ((50, 2), (40, 3), (30, 4), (20, 6))
 """Of syslog, by the lowest level of logging."""
 _REQUESTS = "treenail.provisioning"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import sizes
+from treenail import memory
 from treenail.cli import terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.errors import UsageError
@@ -13,7 +13,7 @@ from treenail.errors import UsageError
 if TYPE_CHECKING:
     from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
 
-_POINTER_LIMIT = sizes.MIB
+_POINTER_LIMIT = memory.MIB
 _SPEC = "3.1.0"
 
 
