@@ -18,7 +18,7 @@ from treenail.sd_notify import SystemdNotifier
 log = logging.getLogger(__name__)
 
 _KUBECONFIG = "/var/lib/kubelet/kubeconfig"
-_BEAT_S = 5.0
+_BEAT_S = 10.0
 
 
 def main() -> int:

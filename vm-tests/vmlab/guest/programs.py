@@ -8,7 +8,8 @@ from treenail_lab.machine.ostree.steps import EmitSignal, OperationError, PauseW
 
 Steps = Generator[EmitSignal | PauseWork, None, str]
 
-_LOOK_S = 0.05
+_LOOK_S = 0.3
+"""Each look takes tens of milliseconds of processor time under emulation."""
 
 
 def run(*argv: str, failing: str = "") -> Steps:

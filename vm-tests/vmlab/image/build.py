@@ -153,7 +153,7 @@ class Builder:
         wanted = (*rootfs.PACKAGES, *(name for each in self._programs for name in each.packages))
         return self._kept(
             "packages",
-            (rootfs.SUITE, *wanted),
+            (rootfs.SUITE, *wanted, *rootfs.EXCLUDED),
             lambda at: rootfs.bootstrap(at / "tree", rootfs.SUITE, wanted, "minbase"),
         )
 

@@ -36,6 +36,12 @@ KERNEL_ARGUMENTS = (
     "root=LABEL=root", "rw", "console=ttyS0", "quiet", "systemd.show_status=no",
     # On a busy host udev takes longer than systemd's 90 s to name the disks.
     "systemd.default_device_timeout_sec=900",
+    # With the same addresses in all processes, QEMU translates the code of a library once.
+    "norandmaps",
+    # What these leave out is slow under emulation, and protects a machine of users.
+    "mitigations=off", "init_on_alloc=0", "cryptomgr.notests",
+    # On a busy host the emulated timer is late, and the kernel panics in its check.
+    "no_timer_check",
 )  # fmt: skip
 _BOOT_MIB, _ROOT_MIB = 200, 3072
 
