@@ -225,6 +225,21 @@ def accelerator() -> str:
     return "kvm" if hardware and os.access("/dev/kvm", os.W_OK) else "tcg"
 
 
+def describe_machine(driver: Driver) -> str:
+    """Return all that a snapshot depends on besides its disk and the code that makes it."""
+    unnamed = Hardware("", Path("disk"), Path("sockets"), Path("log"))
+    # The text of this module has the options of virt-install.
+    parts = [driver.name, run("qemu-system-x86_64", "--version"), Path(__file__).read_text()]
+    parts += _command(unnamed)
+    if driver.name == Libvirt.name:
+        parts.append(run("libvirtd", "--version"))
+    if accelerator() == "kvm":
+        processor, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        kept = ("model name", "microcode", "flags")
+        parts += [line for line in processor.splitlines() if line.startswith(kept)]
+    return "\n".join(parts)
+
+
 def _command(hardware: Hardware) -> list[str]:
     kvm = accelerator() == "kvm"
     channels = [

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmlab.drivers import Driver, Hardware
-from vmlab.tools import PATIENCE, GuestCommandError, GuestPanicError, ToolError, run
+from vmlab.tools import PATIENCE, GuestCommandError, GuestPanicError, ToolError
 
 Json = dict[str, object]
 
@@ -62,6 +62,9 @@ class Machine:
             line = self._connect(name)
             threading.Thread(target=_listen, args=(line, heard), daemon=True).start()
         self._shell = Shell(self._connect("shell"))
+        if snapshot:
+            # The guest's clock goes on from the time of the snapshot.
+            self.sh(f"date -s @{time.time():.0f}")
 
     def wait_boots(self, count: int, limit_s: float = BOOT_LIMIT_S) -> None:
         """Wait until so many boots were reported."""
@@ -188,17 +191,6 @@ class Shell:
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def overlay(base: Path, target: Path, kind: str) -> None:
-    """A disk that holds the differences to ``base``, which stays as it is."""
-    target.unlink(missing_ok=True)
-    run("qemu-img", "create", "-q", "-f", "qcow2", "-b", base.resolve(), "-F", kind, target)
-
-
-def copied(snapshot: Path, target: Path) -> None:
-    """A copy of a disk with its snapshots."""
-    run("cp", "--sparse=always", "--reflink=auto", snapshot, target)
 
 
 def _listen(line: socket.socket, heard: Callable[[bytes], None]) -> None:

@@ -11,7 +11,8 @@ from treenail_lab.apiserver.store import StoreEvent
 from vmlab.configs import with_files
 from vmlab.drivers import Qemu
 from vmlab.image.build import Builder, Built
-from vmlab.site import NODE, Goal, Site, kept
+from vmlab.site import NODE, Goal, Site
+from vmlab.snapshot import prepare_snapshot
 from vmlab.tools import run, say
 
 BASE, DISK, LOG, STORY = "base.raw", "disk.raw", "writes.log", "recording.json"
@@ -121,7 +122,7 @@ class Recorder:
 
     def record(self) -> Recording:
         """Boot the machine, move it through the updates, and save the recording."""
-        disk = kept(self._built, self._driver)
+        disk = prepare_snapshot(self._built, self._driver)
         base = self.recording.base
         run("qemu-img", "convert", "-O", "raw", disk, base)
         run("cp", "--sparse=always", base, self._disk)

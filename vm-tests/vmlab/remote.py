@@ -26,8 +26,8 @@ from treenail.host.systemd.system_bus import BusInterface
 from vmlab import registry
 from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
-from vmlab.machine import SNAPSHOT, Machine, copied
-from vmlab.site import kept
+from vmlab.machine import SNAPSHOT, Machine
+from vmlab.snapshot import copy_snapshot, prepare_snapshot
 
 _CALL_LIMIT_S = 300.0
 _GUEST_MODULE = "PYTHONPATH=/usr/lib/treenail-vm python3 -m vmlab.guest."
@@ -192,7 +192,7 @@ def booted(
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     disk = directory / "disk.qcow2"
-    copied(kept(built, chosen), disk)
+    copy_snapshot(prepare_snapshot(built, chosen), disk)
     machine = Machine(directory, disk, driver=chosen, booted=lambda _: None)
     try:
         images = _publish_images(built, builder)

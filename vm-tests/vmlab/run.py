@@ -18,7 +18,7 @@ from vmlab.drivers import driver
 from vmlab.image.build import Builder
 from vmlab.prerequisites import lacking
 from vmlab.registry import Registry
-from vmlab.site import FIRST_BOOT_LIMIT_S, kept
+from vmlab.snapshot import FIRST_BOOT_LIMIT_S, prepare_snapshot
 from vmlab.tools import (
     PANIC_EXIT,
     REPOSITORY,
@@ -82,7 +82,7 @@ def _prepare(first_boot_s: float, *, alone: bool) -> None:
         Registry(cache() / "registry") as store,
         tempfile.TemporaryDirectory(prefix="tnvm", dir="/tmp") as directory,
     ):
-        kept(Builder(store).chosen(), driver(Path(directory)), first_boot_s)
+        prepare_snapshot(Builder(store).chosen(), driver(Path(directory)), first_boot_s)
 
 
 def _install(packages: Sequence[str]) -> None:

@@ -16,10 +16,11 @@ from treenail.kube.resources import NODES
 from treenail_lab.apiserver.objects import Json as Document
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from vmlab import registry
-from vmlab.drivers import Driver, accelerator, processors
+from vmlab.drivers import Driver
 from vmlab.image.build import Builder, Built
 from vmlab.image.layers import Entry
-from vmlab.machine import BOOT_LIMIT_S, SNAPSHOT, Machine, copied, overlay
+from vmlab.machine import BOOT_LIMIT_S, SNAPSHOT, Machine
+from vmlab.snapshot import copy_snapshot, prepare_snapshot
 from vmlab.story import Story
 from vmlab.tools import PATIENCE, ToolError, say
 
@@ -36,16 +37,8 @@ failing_s = {20.0 * PATIENCE}
 ready_s = {30.0 * PATIENCE}
 outage_s = {60.0 * PATIENCE}
 """
-# Without rpm-ostree the agent pulls with podman, which would unpack the base layer for each test.
-_PULL_LAYERS = (
-    "command -v rpm-ostree || ! command -v podman || "
-    f"podman pull --quiet --creds {registry.USER}:{registry.PASSWORD} "
-)
-_PULL_LIMIT_S = 1200.0
 _LOOK_S = 0.25
 SETTLE_LIMIT_S = 600.0
-FIRST_BOOT_LIMIT_S = 1800.0
-"""A disk that the user provides pulls its image first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +94,11 @@ class Site:
         ``on_node`` is called when the API server has the Node, before the machine starts.
         """
         if self._disk is None:
-            copied(kept(self._built, self._driver), self._directory / "disk.qcow2")
+            snapshot = prepare_snapshot(self._built, self._driver)
+            copy_snapshot(snapshot, self._directory / "disk.qcow2")
         self._open.enter_context(self.lab)
         self.lab.server.call_api(lambda api: api.store.add_listener(self.story.see))
-        drainer = self.lab.server.write_kubeconfig(DRAINER, ["system:masters"])
-        self.drains = Drains(self.lab.open_client(drainer), SystemClock())
-        self.drains.start()
-        self._open.callback(self.drains.stop)
+        self.start_drains()
         credential = json.loads(self.lab.add_node(NODE).read_text())
         cluster = credential["clusters"][0]["cluster"]
         cluster["server"] = cluster["server"].replace("127.0.0.1", "10.0.2.2")
@@ -119,6 +110,13 @@ class Site:
             self.machine.start()
             self.machine.wait_boots(1)
         self._install(json.dumps(credential))
+
+    def start_drains(self) -> None:
+        """Start the drain controller, again after ``drains.stop()``."""
+        drainer = self.lab.server.write_kubeconfig(DRAINER, ["system:masters"])
+        self.drains = Drains(self.lab.open_client(drainer), SystemClock())
+        self.drains.start()
+        self._open.callback(self.drains.stop)
 
     def join(self) -> None:
         """Return once the node is at rest and says so."""
@@ -301,7 +299,7 @@ class Site:
 
     def _install(self, kubeconfig: str) -> None:
         """Write what provisioning leaves on a node, beside the agent of the image."""
-        self.machine.sh(f"date -s @{time.time():.0f}; hostname {NODE}")
+        self.machine.sh(f"hostname {NODE}")
         self.machine.sh("mkdir -p /var/lib/kubelet /etc/treenail; chmod 700 /var/lib/kubelet")
         for path, content in (
             ("/var/lib/kubelet/kubeconfig", kubeconfig),
@@ -310,33 +308,3 @@ class Site:
         ):
             self.machine.sh(f"umask 077; cat > {path}", stdin=content)
         self.machine.sh("sync")
-
-
-def kept(built: Built, driver: Driver, limit_s: float = FIRST_BOOT_LIMIT_S) -> Path:
-    """The disk with its snapshot right after the first boot; booted now if it never was."""
-    found = built.directory / f"booted-{driver.name}-{processors()}.qcow2"
-    if found.exists():
-        return found
-    scratch = built.directory / "first"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    disk = scratch / "disk.qcow2"
-    overlay(built.disk, disk, built.disk_format)
-    say(f"first boot, with {driver.name} and {accelerator()}")
-    machine = Machine(scratch, disk, driver=driver, booted=lambda _: None, ignition=built.ignition)
-    try:
-        machine.start()
-        machine.wait_boots(1, limit_s)
-        # Returns when it is over.
-        machine.sh("systemctl start treenail-firstboot")
-        machine.sh("systemctl stop treenail; systemctl reset-failed; sync")
-        machine.sh(f"{_PULL_LAYERS}{built.pull_spec}", limit_s=_PULL_LIMIT_S)
-        machine.sh("sync")
-        machine.save()
-    except ToolError as error:
-        raise type(error)(f"{error}\n{machine.last_lines()}") from error
-    finally:
-        machine.stop()
-    disk.rename(found)
-    say("the booted machine is kept")
-    return found

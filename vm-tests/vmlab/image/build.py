@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ class Built:
     directory: Path
     disk: Path
     pull_spec: str
+    key: str
+    """Differs between any two disks, also of the same content."""
     disk_format: str = "raw"
     ignition: Path | None = None
     """The settings of a machine's first boot, which must lead to that image."""
@@ -69,10 +72,8 @@ class Builder:
         stamp = place / "stamp.json"
         key = _hash(parts[0].digest, own.digest, _text(disk))
         known = json.loads(stamp.read_text()) if stamp.exists() else {}
-        if known.get("key") != key:
+        if known.get("key") != key or not (place / "disk.img").exists():
             stamp.unlink(missing_ok=True)
-            for old in place.glob("booted-*.qcow2"):
-                old.unlink()
             image = oci.push(parts, "1", self._named("1"), self._store)
             pull_spec = f"{registry.ADDRESS}/{NAME}@{image.digest}"
             disk.make(
@@ -83,17 +84,22 @@ class Builder:
                 image=image,
                 loader=loader,
             )
-            known = {"key": key, "pull_spec": pull_spec}
-            stamp.write_text(json.dumps(known))
-        return Built(place, place / "disk.img", known["pull_spec"])
+            # Another disk of the same content has other blocks, to which no snapshot fits.
+            known = {"key": key, "pull_spec": pull_spec, "disk": secrets.token_hex(8)}
+            # A stamp that is half written would be an error in the next run.
+            new = stamp.with_suffix(".new")
+            new.write_text(json.dumps(known))
+            new.rename(stamp)
+        return Built(place, place / "disk.img", known["pull_spec"], _hash(key, known["disk"]))
 
     def given(self, image: Path, ignition: Path | None) -> Built:
         """Return the disk that the user provides, of the registry's image of version 1."""
-        place = self._cache / f"given-{_hash(str(image), str(image.stat().st_mtime_ns))[:12]}"
+        key = _hash(str(image), str(image.stat().st_mtime_ns))
+        place = self._cache / f"given-{key[:12]}"
         place.mkdir(exist_ok=True)
         pull_spec = f"{registry.ADDRESS}/{NAME}@{oci.digest(self._named('1'), self._store)}"
         if ignition is None:
-            return Built(place, image, pull_spec, disk_format="qcow2")
+            return Built(place, image, pull_spec, key, disk_format="qcow2")
         values = {
             "pull_spec": pull_spec,
             "registry": registry.ADDRESS,
@@ -102,7 +108,8 @@ class Builder:
         }
         text = string.Template(ignition.read_text()).substitute(values)
         (place / ignition.name).write_text(text)
-        return Built(place, image, pull_spec, "qcow2", place / ignition.name)
+        key = _hash(key, text)
+        return Built(place, image, pull_spec, key, "qcow2", place / ignition.name)
 
     def variant(
         self,
