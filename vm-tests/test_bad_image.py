@@ -12,7 +12,8 @@ from vmlab.site import Goal, Site
 
 SYSTEM = "usr/lib/systemd/system"
 CRASHING = Entry(b"[Service]\nExecStart=\nExecStart=/bin/false\nRestart=always\nRestartSec=1s\n")
-CUT_OFF = "[Match]\nName=en* eth*\n[Network]\nDHCP=no\n"
+# QEMU announces an IPv6 default route, too.
+CUT_OFF = "[Match]\nName=en* eth*\n[Network]\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n"
 NETWORK = "etc/systemd/network/10-cut-off.network"
 FILL_UNIT = """\
 [Unit]
