@@ -80,7 +80,7 @@ reports: $(READY)  ## write docs/what-it-survives.md and docs/what-it-costs.md f
 vm-test: $(READY)  ## the agent in virtual machines that reboot and lose power; see vm-tests
 	$(VM) $(ARGS)
 
-vm-smoke: $(READY)  ## of vm-test what takes a quarter of an hour at most
+vm-smoke: $(READY)  ## of vm-test one update, whose power is cut: 2 minutes of CPU time once images are made
 	$(VM) -m smoke $(ARGS)
 
 diagrams: $(READY)  ## draw docs/*.svg again; needs dot, of the package graphviz

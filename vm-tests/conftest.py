@@ -47,15 +47,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.getreports(outcome):
             if isinstance(report, pytest.TestReport):
                 reports.setdefault(report.nodeid, []).append(report)
-    for name, parts in reports.items():
+    for test, parts in reports.items():
         # What has passed is listed once, by its call.
         result = "passed" if all(part.passed for part in parts) else "FAILED"
-        cuts = Counter(str(phase) for part in parts for _, phase in part.user_properties)
+        properties = [each for part in parts for each in part.user_properties]
+        cuts = Counter(str(phase) for name, phase in properties if name == "cut")
         hit = ", ".join(f"{count} {phase}" for phase, count in cuts.most_common())
         cuts_note = f"; power cuts survived: {cuts.total()} ({hit})" if cuts else ""
-        scenario = name.partition("::")[2].removeprefix("test_").replace("_", " ")
+        scenario = test.partition("::")[2].removeprefix("test_").replace("_", " ")
         terminalreporter.write_line(
-            f"{SECONDS.get(name, 0.0):8.0f} s  {result}  {scenario}{cuts_note}"
+            f"{SECONDS.get(test, 0.0):8.0f} s  {result}  {scenario}{cuts_note}"
         )
 
 

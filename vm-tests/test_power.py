@@ -39,13 +39,6 @@ def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
     site.settle(goal)
 
 
-@pytest.mark.smoke
-def test_power_cut_in_update_reaches_old_or_new_state(
-    site: Site, request: pytest.FixtureRequest
-) -> None:
-    cut_repeatedly(site, 1, request.node)
-
-
 def test_many_power_cuts_reach_old_or_new_state(site: Site, request: pytest.FixtureRequest) -> None:
     result = "not finished"
     try:
