@@ -152,7 +152,8 @@ class MachineDaemons:
         try:
             pid = int(self._pid_file.read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            # A read fails with ESRCH when the process ends after the file was opened (proc(5)).
             return 0
         # Another process may have the pid by now; only ours has our root as an argument.
         return pid if os.fsencode(self._root) in command.split(b"\0") else 0
