@@ -25,7 +25,7 @@ from treenail.kube.resources import NODES
 from treenail_lab import images
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import Image, ImageCatalogue, make_image
-from treenail_lab.lifetime.interpreter import build_script
+from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_script
 from treenail_lab.machine import rootfs, settings
 from treenail_lab.machine.settings import MachineSettings
 
@@ -252,11 +252,14 @@ class SandboxedNode:
         settings.save_settings(MachineSettings(), behaviour)
         rootfs.install_root(root, self.image)
         rootfs.boot_root(root)
-        script = build_script(
-            "treenail_lab.machine.rpmostree.daemon",
-            *("--root", root, "--images", self._images, "--settings", behaviour),
-            *("--pid-file", self._machine / "rpm-ostreed.pid"),
-        )
+        places = {
+            "--root": root,
+            "--images": self._images,
+            "--settings": behaviour,
+            "--pid-file": self._machine / "rpm-ostreed.pid",
+        }
+        words = [str(word) for place in places.items() for word in place]
+        script = build_script([*PYTHON_MODULE, "treenail_lab.machine.rpmostree.daemon", *words])
         self.write("/usr/local/bin/rpm-ostreed", script, 0o755)
         self.write("/usr/lib/systemd/system/rpm-ostreed.service", _RPM_OSTREED_UNIT)
         services = "/usr/share/dbus-1/system-services"

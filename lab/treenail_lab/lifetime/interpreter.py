@@ -7,6 +7,7 @@ is that of this process.
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import treenail
@@ -23,7 +24,7 @@ def build_python_path() -> str:
     return os.pathsep.join(dict.fromkeys(filter(None, [*packages, *sys.path])))
 
 
-def build_script(module: str, *words: object) -> str:
-    """Return a shell script that runs a module with these words and the script's arguments."""
-    command = shlex.join(map(str, (*PYTHON_MODULE, module, *words)))
-    return f'#!/bin/sh\nPYTHONPATH={shlex.quote(build_python_path())} exec {command} "$@"\n'
+def build_script(command: Sequence[str]) -> str:
+    """Return a shell script that runs a command of Python with the script's arguments."""
+    words = shlex.join(command)
+    return f'#!/bin/sh\nPYTHONPATH={shlex.quote(build_python_path())} exec {words} "$@"\n'

@@ -8,6 +8,7 @@ the reaper ended too, as in a container that is killed, the next start removes w
 import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -33,10 +34,14 @@ class Owner:
     """This process as the owner of labs; `owner` is the only instance."""
 
     def __init__(self) -> None:
-        self._token = uuid.uuid4().hex
         self._guard = threading.Lock()
         self._reaper: subprocess.Popen[bytes] | None = None
         self._locks: dict[Path, int] = {}
+
+    @functools.cached_property
+    def _token(self) -> str:
+        # Made when it is needed: processes that were forked from one have different tokens.
+        return uuid.uuid4().hex
 
     def mark_environment(self) -> Mapping[str, str]:
         """Return the variable that marks a child; the reaper runs when this returns."""

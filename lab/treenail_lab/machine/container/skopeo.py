@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treenail_lab import images
 from treenail_lab.images import Image
-from treenail_lab.lifetime.interpreter import build_script
+from treenail_lab.lifetime.fork_server import build_client_script
 from treenail_lab.machine.container.pull import open_image, open_remote
 from treenail_lab.machine.ostree.steps import OperationError
 
@@ -24,7 +24,7 @@ def install_skopeo(directory: Path, root: Path, catalogue: Path) -> Path:
     commands = directory / "bin"
     commands.mkdir(exist_ok=True)
     command = commands / "skopeo"
-    script = build_script("treenail_lab.machine.container.skopeo", root, catalogue)
+    script = build_client_script("treenail_lab.machine.container.skopeo", root, catalogue)
     command.write_text(script, encoding="utf-8")
     command.chmod(0o755)
     return commands

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from treenail_lab import images
-from treenail_lab.lifetime.interpreter import build_script
+from treenail_lab.lifetime.fork_server import build_client_script
 from treenail_lab.machine import settings
 from treenail_lab.machine.container import pull
 from treenail_lab.machine.ostree.steps import OperationError
@@ -34,7 +34,7 @@ def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
     for program in _PROGRAMS:
         place = root / "usr/bin" / program
         place.parent.mkdir(parents=True, exist_ok=True)
-        script = build_script(__name__, root, catalogue, settings_file, program)
+        script = build_client_script(__name__, root, catalogue, settings_file, program)
         place.write_text(script, encoding="utf-8")
         place.chmod(0o755)
 
