@@ -17,6 +17,7 @@ from treenail.manifests import installation
 from treenail.manifests.installation import NAME, InstallOptions
 from treenail.process import stop_process
 from treenail_lab.cluster import Lab
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.lifetime.owner import owner
 
 CONTROLLER_COMMAND = (
@@ -57,7 +58,7 @@ class ControllerReplicas:
         """Start a replica; it acts once its caches are filled and it holds the lease."""
         kubeconfig = self._lab.server.write_account_kubeconfig(self._options.namespace, NAME)
         with self.find_log(number).open("ab") as output:
-            self._processes[number] = subprocess.Popen(
+            self._processes[number] = LabProcess(
                 [
                     *self._command,
                     "run",
@@ -124,7 +125,7 @@ class StatusWatch:
     def start(self) -> None:
         """Start the command; it draws its table until `stop`."""
         self._stream.flush()
-        self._process = subprocess.Popen(
+        self._process = LabProcess(
             [
                 *CONTROLLER_COMMAND,
                 "status",

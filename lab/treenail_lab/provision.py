@@ -27,6 +27,7 @@ from treenail_lab.cluster import POOL, Lab, build_login_ignition
 from treenail_lab.controllers import CONTROLLER_COMMAND
 from treenail_lab.demo.pool import build_config
 from treenail_lab.images import Image, make_image
+from treenail_lab.lifetime.fork_server import LabProcess, run_process
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition
 from treenail_lab.machine.ignition.ignition import Ignition
@@ -73,7 +74,7 @@ class ConfigServer:
         self._lab.create_objects(build_approval_access(options))
         kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
         with self.log.open("wb") as output:
-            self._process = subprocess.Popen(
+            self._process = LabProcess(
                 [
                     *(*CONTROLLER_COMMAND, "serve", "--listen=127.0.0.1:0"),
                     *(f"--certificate={certificate}", f"--key={certificate}"),
@@ -101,7 +102,7 @@ class ConfigServer:
         """
         authority = self._directory / "authority.pem"
         authority.write_bytes(CertificateAuthority(self._directory).pem)
-        done = subprocess.run(
+        done = run_process(
             [
                 *(*CONTROLLER_COMMAND, "token", "create", f"--pool={POOL}", "--output=user-data"),
                 *(f"--server=https://{host}:{self.port}", f"--ca={authority}", "--spec=3.1"),
@@ -110,13 +111,12 @@ class ConfigServer:
             env={**os.environ, **owner.mark_environment()},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            check=False,
             timeout=_START_TIMEOUT_S,
         )
         if done.returncode != 0:
             text = done.stderr.decode("utf-8", "replace").strip()
             raise HostError(f"cannot create an access token: {text}")
-        return done.stdout
+        return bytes(done.stdout)
 
     def _make_certificate(self) -> Path:
         identity = CertificateAuthority(self._directory).make_server_identity()

@@ -4,13 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.site import Site
+from tests.integration.site import Options, Site
 from tests.waiting import wait_until
+from treenail_lab.lifetime.interpreter import PYTHON_MODULE
 
 pytestmark = pytest.mark.integration
 
 MAX_RSS_KIB = 36 * 1024
 """Above what `make bench ARGS=node` measures: interpreters differ in size."""
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    """Start the agent itself: a process of the lab's fork server has its memory and libraries."""
+    return Options(agent=("env", *PYTHON_MODULE, "treenail", "run"))
 
 
 def test_agent_at_rest_has_no_process_and_no_library_for_dbus(site: Site) -> None:

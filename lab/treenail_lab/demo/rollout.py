@@ -34,6 +34,7 @@ from treenail_lab.demo import pool
 from treenail_lab.demo.outages import NodeOutages
 from treenail_lab.demo.pool import DemoBuild
 from treenail_lab.images import Image
+from treenail_lab.lifetime.fork_server import run_process
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine
 from treenail_lab.workload import Workload, format_budget_command
@@ -158,12 +159,11 @@ class RolloutDemo:
         command = [*CONTROLLER_COMMAND, "plan", "-f", str(change), *arguments]
         kubeconfig = f"--kubeconfig={self._lab.server.admin_kubeconfig}"
         try:
-            completed = subprocess.run(
+            completed = run_process(
                 [*command, kubeconfig],
                 env={**os.environ, **owner.mark_environment()},
                 capture_output=True,
                 text=True,
-                check=False,
                 timeout=_PLAN_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
@@ -171,7 +171,7 @@ class RolloutDemo:
                 f"cannot plan the change: no answer within {_PLAN_TIMEOUT_S:g} s",
                 remedy=f"see {self._controllers.find_log()}",
             ) from error
-        return completed.stdout or completed.stderr
+        return str(completed.stdout or completed.stderr)
 
     def run_rollout(self) -> DemoResult:
         """Change the pool, show the rollout and wait until it is complete or halted."""

@@ -53,6 +53,7 @@ from treenail_lab.install.install_lab import (
     InstallLab,
     write_inputs,
 )
+from treenail_lab.lifetime.fork_server import LabProcess, run_process
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.provision import ConfigServer
 
@@ -86,13 +87,12 @@ class BootstrapHost:
         """Run ``install VERB`` to its end; raise `HostError` when it does not end."""
         command = [*CONTROLLER_COMMAND, "install", verb, "--dir", str(self.directory.root)]
         try:
-            done = subprocess.run(
+            done = run_process(
                 [*command, *arguments],
                 env={**os.environ, **owner.mark_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                check=False,
                 timeout=_COMMAND_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:
@@ -104,7 +104,7 @@ class BootstrapHost:
     def start(self, *arguments: str) -> None:
         """Start the stage ``bootstrap``; its log is in `log`."""
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = LabProcess(
                 self.make_command(arguments),
                 env={**os.environ, **owner.mark_environment()},
                 stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from pathlib import Path
 from treenail.errors import HostError
 from treenail_lab.kubelet.pod_spec import CAPABILITIES, Container
 from treenail_lab.kubelet.processes import container_process, sandbox_process
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 
@@ -201,7 +202,7 @@ class Sandbox:
         words = [
             word for forward in self._forwards for word in (str(forward.port), str(forward.path))
         ]
-        process = subprocess.Popen(
+        process: LabProcess[bytes] = LabProcess(
             [*PYTHON_MODULE, sandbox_process.__name__, self._hostname, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -282,7 +283,7 @@ class ContainerProcess:
             self._group = create_memory_group(self._name, self._container.memory_limit)
         document = json.dumps(self._build_start_document(sandbox)).encode()
         with place.log.open("ab") as log:
-            process = subprocess.Popen(
+            process: LabProcess[bytes] = LabProcess(
                 [*PYTHON_MODULE, container_process.__name__],
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -14,6 +14,7 @@ from pathlib import Path
 from treenail.errors import HostError
 from treenail_lab.kubelet import runtime
 from treenail_lab.kubelet.runtime import PortForward
+from treenail_lab.lifetime.fork_server import run_process
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition_process
@@ -123,7 +124,7 @@ class Ignition:
             f"-root={self._root}",
         ]
         try:
-            done = subprocess.run(
+            done = run_process(
                 command,
                 env={
                     **owner.mark_environment(),
@@ -134,7 +135,6 @@ class Ignition:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                check=False,
                 timeout=_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired as error:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.machine.settings import MachineSettings
 from treenail_lab.machine.systemd.journal import EmulatedJournal
 
@@ -138,7 +139,7 @@ class AgentUnit:
         self._kill_deadline = self._watchdog_deadline = _NEVER
         self._watchdog_s = self._read_settings().agent_watchdog_s
         with self._output.open("ab") as output:
-            process = subprocess.Popen(
+            process: LabProcess[bytes] = LabProcess(
                 self._command,
                 env=self._build_environment(),
                 stdin=subprocess.DEVNULL,

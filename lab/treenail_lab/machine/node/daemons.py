@@ -17,6 +17,7 @@ from gi.repository import GLib
 from treenail.errors import HostError, UsageError
 from treenail_lab import images
 from treenail_lab.images import Image, ImageCatalogue
+from treenail_lab.lifetime.fork_server import LabProcess, build_client_command
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.lifetime.reaper import kill_marked
@@ -38,7 +39,7 @@ def build_rpmostreed_command(
     """Return the command with which the bus activates rpm-ostreed."""
     places = {"--root": root, "--images": catalogue, "--settings": settings, "--pid-file": pid_file}
     words = [str(word) for place in places.items() for word in place]
-    return [*PYTHON_MODULE, "treenail_lab.machine.rpmostree.daemon", *words]
+    return build_client_command([*PYTHON_MODULE, "treenail_lab.machine.rpmostree.daemon", *words])
 
 
 def build_environment(directory: Path) -> dict[str, str]:
@@ -104,7 +105,7 @@ class MachineDaemons:
         module = "treenail_lab.machine.node.services"
         places = ["--root", str(self._root), "--settings", str(self._settings)]
         with self.log.open("ab") as output:
-            services = subprocess.Popen(
+            services = LabProcess(
                 [*PYTHON_MODULE, module, *places],
                 env={**build_environment(self._directory), "DBUS_SYSTEM_BUS_ADDRESS": self.address},
                 stdin=subprocess.DEVNULL,

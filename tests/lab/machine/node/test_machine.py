@@ -89,7 +89,8 @@ def marked(directory: Path) -> list[str]:
                 found.append((process / "cmdline").read_bytes().decode())
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-    return [command for command in found if command]
+    # A client of the fork server stands for the daemon that its server forked.
+    return [command for command in found if command and "fork_client" not in command]
 
 
 # Power
