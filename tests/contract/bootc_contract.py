@@ -28,6 +28,7 @@ from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
 from treenail.host.ostree.backends import TransactionLimits
 from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.systemd.transient import TransientJob
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.machine.ostree.sysroot import layer_packages, make_deployment
 
 TO_THERE = DeploymentChange(image=THERE.pull_spec)
@@ -40,6 +41,7 @@ from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import TransactionVerdict
 from treenail.deployment_change import DeploymentChange
 from treenail.host.systemd.system_bus import SystemBus
+from treenail_lab.lifetime.fork_server import LabProcess
 root, address, verb, given = sys.argv[1:]
 bootc = BootcBackend(Machine(
     Root(root),
@@ -60,7 +62,7 @@ class BootcContract(OperatingSystemContract):
         """Another process begins it, and is killed as soon as the unit runs."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         arguments = [str(machine.root), machine.address, verb, given]
-        with subprocess.Popen(
+        with LabProcess(
             [sys.executable, "-c", PROGRAM, *arguments],
             env=environment,
             stdout=subprocess.DEVNULL,

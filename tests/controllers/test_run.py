@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from treenail.log import LineFormatter
 from treenail.manifests.installation import NAME, build_documents
 from treenail.manifests.permissions import CONTROLLER_VERBS
 from treenail_lab.apiserver.serving.server import LabServer
+from treenail_lab.lifetime.fork_server import LabProcess
 
 pytestmark = pytest.mark.integration
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
@@ -69,7 +69,7 @@ class Running:
             "POD_NAME": log.stem,
         }
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
+            self.process = LabProcess(
                 [
                     *(sys.executable, "-c", COMMAND, "run", "--kubeconfig", str(kubeconfig)),
                     *("--metrics", f"127.0.0.1:{self.port}", *arguments),

@@ -21,6 +21,7 @@ from tests.docs import send_command
 from treenail.errors import UsageError
 from treenail_lab.cluster import Lab
 from treenail_lab.command import CONTROL_SOCKET, ControlSocketServer, LabCommands
+from treenail_lab.lifetime.fork_server import build_client_command
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.machine import LabMachine
@@ -154,22 +155,20 @@ class LabShells:
         return {**environment, "DBUS_SYSTEM_BUS_ADDRESS": self._lab.machines[place].address}
 
     def _install_programs(self) -> None:
-        words = (*PYTHON, "-c", _CONTROLLER)
+        words = build_client_command((*PYTHON, "-c", _CONTROLLER))
         self._install(CLUSTER, "treenail-controller", f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        treenail = shlex.join(build_client_command((*PYTHON_MODULE, "treenail")))
         # For images: `treenail once --root`.
-        self._install(
-            CLUSTER,
-            "treenail",
-            f'#!/bin/sh\nexec {shlex.join((*PYTHON_MODULE, "treenail"))} "$@"\n',
-        )
+        self._install(CLUSTER, "treenail", f'#!/bin/sh\nexec {treenail} "$@"\n')
         self._install_oc()
         control = self._directory / CONTROL_SOCKET
         for name, machine in self._lab.machines.items():
-            treenail = shlex.join((*PYTHON_MODULE, "treenail"))
             text = _ON_NODE.format(treenail=treenail, root=shlex.quote(str(machine.root)))
             self._install(name, "treenail", text)
             for program in ("systemctl", "journalctl"):
-                words = (*PYTHON, send_command.__file__, str(control), f"{program}-{name}")
+                words = build_client_command(
+                    (*PYTHON, send_command.__file__, str(control), f"{program}-{name}")
+                )
                 self._install(name, program, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             # Health checks find it in the PATH of the agent, and have a time limit.
             is_active = _IS_ACTIVE.format(broken=shlex.quote(str(self._find_broken(machine))))

@@ -20,6 +20,7 @@ from treenail_lab.install.install_lab import (
     make_install_plan,
 )
 from treenail_lab.install.install_run import InstallRun
+from treenail_lab.lifetime.fork_server import run_process
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.ignition import ignition
 
@@ -35,14 +36,13 @@ def run_command(text: str, directory: Path) -> str:
     """Run a command of the guide as its reader does; return what it prints."""
     words = shlex.split(text)
     assert words[0] == "treenail-controller"
-    done = subprocess.run(
+    done = run_process(
         [*CONTROLLER_COMMAND, *words[1:]],
         cwd=directory,
         env={**os.environ, **owner.mark_environment(), "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
         timeout=120,
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.fakes.private_bus import PrivateBus
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine import settings
 from treenail_lab.machine.settings import MachineSettings
@@ -55,7 +56,7 @@ class Services:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         module = ["-m", "treenail_lab.machine.node.services"]
         places = ["--root", str(self.root), "--settings", str(self._settings)]
-        self._process = subprocess.Popen(
+        self._process = LabProcess(
             [sys.executable, *module, *places],
             env=environment,
             stdout=subprocess.PIPE,

@@ -13,6 +13,7 @@ from typing import Any
 from tests.installer.directories import make_config, make_pool, write_manifest
 from tests.provisioning.serving import LIMIT_S, fetch_config
 from tests.waiting import PATIENCE, wait_until
+from treenail_lab.lifetime.fork_server import LabProcess, run_process
 
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
@@ -32,12 +33,11 @@ def make_directory(root: Path) -> Path:
 
 def run_install(*arguments: str | Path, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a command of the group to its end."""
-    return subprocess.run(
+    return run_process(
         [sys.executable, "-c", COMMAND, "install", *map(str, arguments)],
         env=make_environment(),
         capture_output=True,
         text=True,
-        check=False,
         timeout=limit_s * PATIENCE,
     )
 
@@ -97,7 +97,7 @@ def bootstrap(root: Path, *arguments: str, **environment: str) -> Iterator[Boots
         *("--listen=127.0.0.1:0", "--host=localhost", *arguments),
     ]
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = LabProcess(
             command, env=make_environment(**environment), stdout=output, stderr=output
         )
     try:

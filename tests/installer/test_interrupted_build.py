@@ -18,6 +18,7 @@ from tests.installer.registries import make_registry, open_client
 from tests.registry.images import make_client, make_layer, push_image
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import wait_until
+from treenail_lab.lifetime.fork_server import LabProcess
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]
@@ -27,9 +28,9 @@ MIB = 1024 * 1024
 
 def kill_build(site: InstallSite, is_due: Callable[[], object]) -> None:
     """Build in a process of its own, and kill that process when ``is_due``."""
-    command = [sys.executable, "-m", "tests.installer.build_program", site.root]
+    command = [sys.executable, "-m", "tests.installer.build_program", str(site.root)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL) as process:
+    with LabProcess(command, env=environ, stdout=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: is_due() or process.poll() is not None, limit_s=60.0)
         finally:

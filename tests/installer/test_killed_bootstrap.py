@@ -8,7 +8,6 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.records import write_record
 from tests.registry.real_registry import RegistryService, lab_registry, needs_docker_registry
 from tests.waiting import PATIENCE
 from treenail.api.component_names import NAMESPACE
+from treenail_lab.lifetime.fork_server import run_process
 
 __all__ = ["lab_registry"]
 pytestmark = [pytest.mark.integration, needs_docker_registry]
@@ -45,12 +45,11 @@ def run_bootstrap(site: InstallSite, port: int, point: Point | None = None) -> t
              f"--listen=127.0.0.1:{port}", "--registry-listen=127.0.0.1:0",
              "--registry-storage-limit=200Mi", "--stop-when-complete"]  # fmt: skip
     name, number, moment = point or ("no such file", 1, "before")
-    done = subprocess.run(
+    done = run_process(
         [sys.executable, "-m", PROGRAM, name, str(number), moment, *words],
         env=make_environment(),
         capture_output=True,
         text=True,
-        check=False,
         timeout=LIMIT_S * PATIENCE,
     )
     return done.returncode, done.stderr

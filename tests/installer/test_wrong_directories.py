@@ -18,6 +18,7 @@ from tests.installer.processes import (
 )
 from tests.waiting import PATIENCE, wait_until
 from treenail.cli.controller.main import main
+from treenail_lab.lifetime.fork_server import LabProcess
 
 COMMANDS = {
     "prepare": ["prepare"],
@@ -108,7 +109,7 @@ def test_wait_before_the_first_start_says_what_it_waits_for(tmp_path: Path) -> N
     log = tmp_path / "log"
     command = [sys.executable, "-c", COMMAND, "install", "wait-for", "bootstrap-complete"]
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = LabProcess(
             [*command, f"--dir={root}"], env=make_environment(), stdout=output, stderr=output
         )
     try:

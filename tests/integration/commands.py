@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.integration.site import Site
+from treenail_lab.lifetime.fork_server import LabProcess, run_process
 from treenail_lab.lifetime.owner import owner
 
 AGENT = "import sys; from treenail.cli.node.main import main; sys.exit(main())"
@@ -23,14 +24,20 @@ def status(site: Site, *arguments: str) -> Completed:
 def treenail(site: Site, command: str, *arguments: str) -> Completed:
     """``treenail`` with a command, on the machine."""
     root = str(site.machine.root)
-    return _run(AGENT, command, "--root", root, *arguments, bus=site.machine.address)
+    return run_process(
+        [sys.executable, "-c", AGENT, command, "--root", root, *arguments],
+        env=_environment(site.machine.address),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
 
 
 @contextmanager
 def running(site: Site, *arguments: str) -> Iterator[None]:
     """Within, ``treenail`` runs on the machine's bus; its output is the machine's agent.log."""
     with site.machine.agent_log.open("ab") as output:
-        process = subprocess.Popen(
+        process = LabProcess(
             [sys.executable, "-c", AGENT, *arguments],
             env=_environment(site.machine.address),
             stdout=output,
@@ -45,15 +52,9 @@ def running(site: Site, *arguments: str) -> Iterator[None]:
 
 def treenail_lab(*arguments: str, limit_s: float = LIMIT_S, path: str = "") -> Completed:
     """``treenail-lab``; ``path`` replaces the directories of programs."""
-    return _run(LAB, *arguments, limit_s=limit_s, path=path)
-
-
-def _run(
-    program: str, *arguments: str, limit_s: float = LIMIT_S, bus: str = "", path: str = ""
-) -> Completed:
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=_environment(bus) | ({"PATH": path} if path else {}),
+        [sys.executable, "-c", LAB, *arguments],
+        env=_environment("") | ({"PATH": path} if path else {}),
         capture_output=True,
         text=True,
         check=False,

@@ -14,6 +14,7 @@ from tests.waiting import wait_until
 from treenail_lab import images
 from treenail_lab.cluster import build_pull_secret
 from treenail_lab.images import Credential, ImageCatalogue, make_image
+from treenail_lab.lifetime.fork_server import LabProcess
 from treenail_lab.lifetime.owner import owner
 from treenail_lab.machine.node.daemons import build_environment
 from treenail_lab.machine.node.machine import LabMachine
@@ -55,7 +56,7 @@ def machine(directory: Path, request: pytest.FixtureRequest) -> Iterator[LabMach
 
 def first_boot(machine: LabMachine) -> "subprocess.Popen[bytes]":
     home = machine.root.parent
-    return subprocess.Popen(
+    return LabProcess(
         [sys.executable, "-c", AGENT, "firstboot", "--root", str(machine.root)],
         env={
             **build_environment(home),

@@ -12,6 +12,7 @@ from tests.provisioning.samples import Json
 from tests.provisioning.serving import LIMIT_S, fetch_config, write_certificate
 from tests.waiting import wait_until
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
+from treenail_lab.lifetime.fork_server import LabProcess
 
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
@@ -33,7 +34,7 @@ class Running:
 
 
 @contextmanager
-def run_server(directory: Path, *arguments: str) -> Iterator[Running]:
+def run_server(directory: Path, *arguments: str, **more: str) -> Iterator[Running]:
     authority = CertificateAuthority(directory)
     certificate, log = directory / "serving.pem", directory / "serve.log"
     write_certificate(authority, certificate)
@@ -42,9 +43,9 @@ def run_server(directory: Path, *arguments: str) -> Iterator[Running]:
         *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
         *arguments,
     ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        process = LabProcess(command, env=environment, stdout=output, stderr=output)
     try:
         yield Running(process, log, authority.pem)
     except BaseException:
