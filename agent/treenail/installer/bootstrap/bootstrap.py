@@ -79,7 +79,7 @@ class BootstrapSource:
             served_pools = " and ".join(machineconfigpool.CONTROL_PLANE_POOLS)
             raise SourceUnreadyError(
                 f"the bootstrap host serves pools {served_pools} only; the config server "
-                f" of the cluster serves pool {pool} once the control plane runs",
+                f"of the cluster serves pool {pool} once the control plane runs",
                 retry_after_s=_WORKER_RETRY_S,
             )
         raise SourceUnreadyError(
