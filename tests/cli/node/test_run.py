@@ -26,7 +26,8 @@ def test_run_without_ostree_returns_0(
     assert list(tmp_path.iterdir()) == []
 
 
-# From its start on no allocation succeeds that the allocator maps.
+# From its start on no allocation succeeds that the allocator maps. Which one is the first to fail
+# depends on the memory that the allocator has left.
 WITHOUT_MEMORY = """
 import resource, sys
 from treenail.cli.node.main import main
@@ -37,14 +38,20 @@ sys.exit(main(["run", "--root", sys.argv[1], "--node-name", "n1"]))
 
 
 @pytest.mark.parametrize(
-    ("is_booted", "error"),
+    ("is_booted", "errors"),
     [
-        (False, "cannot continue: the agent cannot allocate memory"),
-        (True, "cannot start the process that talks to D-Bus: Cannot allocate memory"),
+        (False, ("cannot continue: the agent cannot allocate memory",)),
+        (
+            True,
+            (
+                "cannot start the process that talks to D-Bus: Cannot allocate memory",
+                "cannot continue: the agent cannot allocate memory",
+            ),
+        ),
     ],
 )
 def test_run_without_memory_ends_with_an_error(
-    tmp_path: Path, *, is_booted: bool, error: str
+    tmp_path: Path, *, is_booted: bool, errors: tuple[str, ...]
 ) -> None:
     settings = tmp_path / "etc/treenail/agent.toml"
     settings.parent.mkdir(parents=True)
@@ -64,5 +71,5 @@ def test_run_without_memory_ends_with_an_error(
         check=False,
     )
     assert ended.returncode == 1
-    assert f"treenail: {error}" in ended.stderr
+    assert any(f"treenail: {error}" in ended.stderr for error in errors)
     assert "Traceback" not in ended.stderr

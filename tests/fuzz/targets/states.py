@@ -105,7 +105,7 @@ def read_undo_log(content: bytes) -> Iterable[str]:
 
 def read_install_state(content: bytes) -> Iterable[str]:
     """Read the state of an installation."""
-    complete = _complete(content, install_state._compute_checksum)
+    complete = _complete(content, install_state.compute_checksum)
     found = install_state.parse_install_record(complete, InstallDirectory(Path("/i")))
     return [str(found)]
 
