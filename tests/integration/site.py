@@ -272,9 +272,9 @@ class Site:
     # Interference
 
     @contextmanager
-    def slow_pull(self) -> Iterator[None]:
+    def slow_pull(self, bytes_per_s: float = SLOW) -> Iterator[None]:
         """Make pulls slow while inside."""
-        self.machine.change_settings(pull_bytes_per_s=SLOW)
+        self.machine.change_settings(pull_bytes_per_s=bytes_per_s)
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.integration.commands import treenail
-from tests.integration.site import Site
+from tests.integration.site import SLOW, Site
 from treenail.api import annotations as key
 
 pytestmark = pytest.mark.integration
@@ -16,7 +16,8 @@ CANCELLED = "cancelled on this node"
 
 def test_cancel_during_pull_and_outage_drops_update(site: Site) -> None:
     goal = site.goal()
-    with site.slow_pull():
+    # On a busy machine the command starts after seconds.
+    with site.slow_pull(SLOW / 10):
         site.ask(goal)
         site.wait_progress()
         site.stop_server()
