@@ -67,6 +67,21 @@ def test_server_stop_ends_connections_without_a_handshake_or_an_answer(lab: LabS
                     pass
 
 
+def test_server_that_stops_ends_a_connection_that_it_just_accepted(tmp_path: Path) -> None:
+    async def stop_after_turns(turns: int) -> None:
+        server = ApiServer(tmp_path)
+        await server.start()
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), 5) as peer:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            with suppress(ConnectionResetError):
+                assert peer.recv(1) == b""
+
+    for turns in range(6):
+        asyncio.run(stop_after_turns(turns))
+
+
 def test_watches_whose_clients_left_log_no_error(
     lab: LabServer, admin: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ class ApiServer:
         self._tokens = TokenIssuer(directory, self._clock)
         self._port = port
         self._runner: web.AppRunner | None = None
+        self._listener: socket.socket | None = None
         self.store = Store()
         self.kinds = KindRegistry()
         self.registry = ObjectRegistry(self.store, self.kinds, self._clock)
@@ -148,6 +149,7 @@ class ApiServer:
         await runner.setup()
         self._runner = runner
         listener = socket.create_server((_LOOPBACK, self._port))
+        self._listener = listener
         self._port = listener.getsockname()[1]
         context = self._authority.make_server_context(self._directory)
         await web.SockSite(runner, listener, ssl_context=context).start()
@@ -158,12 +160,21 @@ class ApiServer:
         self.controllers.detach_loop()
         self.watches.cut_watches()
         if self._runner is not None:
+            await self._end_accepting()
             self._abort_connections()
             await self._runner.cleanup()
             self._runner = None
             for _ in range(_CLOSING_TURNS):
                 self._abort_connections()
                 await asyncio.sleep(0)
+
+    async def _end_accepting(self) -> None:
+        # A server that is closed refuses the connection that the loop accepted in the same turn,
+        # and nobody closes its socket (asyncio.base_events.Server._attach).
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     def _abort_connections(self) -> None:
         # close() would wait for the peer, which may never answer. aiohttp knows neither connections
