@@ -145,6 +145,7 @@ def registry() -> Iterator[RegistryService]:
         yield service
 
 
+@pytest.mark.process
 def test_mirror_file_sends_skopeo_to_the_registry_for_digests_only(
     registry: RegistryService, tmp_path: Path
 ) -> None:

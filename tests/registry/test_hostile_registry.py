@@ -387,6 +387,20 @@ def test_registry_that_does_not_mount_has_its_upload_cancelled() -> None:
     assert [(each.method, each.target) for each in server.requests][1:] == [("DELETE", place)]
 
 
+def test_upload_is_sent_to_no_other_host() -> None:
+    with ScriptedServer(repeat(make_answer(201))) as other:
+        place = f"http://localhost:{other.port}/v2/os/node/blobs/uploads/7"
+
+        def script(request: SeenRequest) -> bytes:
+            return make_answer(404 if request.method == "HEAD" else 202, Location=place)
+
+        with ScriptedServer(script) as server:
+            with pytest.raises(AnswerInvalid, match="for the upload, another host"):
+                push_blob(make_client(server))
+            assert "PUT" not in {each.method for each in server.requests}
+        assert other.requests == []
+
+
 @pytest.mark.parametrize("is_slow_head", [True, False])
 def test_dripping_answer_ends_at_the_deadline(is_slow_head: bool) -> None:
     stop = threading.Event()

@@ -7,6 +7,11 @@ import pytest
 from tests.controllers.drain.site import Acting, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.controllers.drain.conditions import (
+    DrainConditionWriter,
+    DrainStage,
+    build_drain_conditions,
+)
 from treenail.kube.request import ApiRequest
 from treenail.kube.resources import MACHINECONFIGNODES
 from treenail_lab.apiserver.serving.faults import FaultMatch, LoseAnswerFault, RejectFault
@@ -225,6 +230,18 @@ def test_drain_that_a_restored_object_shows_is_corrected(site: Site, act: Act) -
 
     acting.until(lambda: site.conditions("a")["Drained"][0] == "False")
     assert site.conditions("a")["Uncordoned"][0] == "True"
+
+
+def test_corrected_conditions_have_time_to_reach_the_cache(site: Site) -> None:
+    site.node("a", reported=True)
+    writer = DrainConditionWriter(site.client, site.clock)
+    conditions = build_drain_conditions(DrainStage.UNCORDONED, "uncordon-b")
+    assert writer.correct_conditions("a", conditions) is None
+    writer.flush_conditions("a")
+    site.clock.move(1)
+    assert writer.correct_conditions("a", conditions) == pytest.approx(4)
+    site.clock.move(4)
+    assert writer.correct_conditions("a", conditions) is None
 
 
 def test_transition_time_changes_only_with_status(site: Site, act: Act) -> None:

@@ -84,6 +84,7 @@ def test_first_build_waits_until_caches_show_the_adopted_build(site: BuildSite) 
     hold = InstallationGate(site.client, clock)
     clock.move(20.0)
     assert "waiting for the image that the bootstrap host built" in hold.find_hold_reason("master")
+    assert hold.find_hold_reason("worker") == ""
     clock.move(15.0)
     assert hold.find_hold_reason("master") == ""
 

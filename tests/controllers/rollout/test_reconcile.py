@@ -493,6 +493,11 @@ def test_policy_status_shows_wave_halt_and_window() -> None:
     (entry,) = read_entries()
     assert isinstance(entry, dict)
     assert (entry["state"], entry["nextWindow"]) == ("Progressing", "2001-09-15T01:00:00Z")
+    found.set_pool("worker", "newer", rolloutPolicy="worker", nodeSelector={})
+    found.turn()
+    (entry,) = read_entries()
+    assert isinstance(entry, dict)
+    assert entry["state"] == "Stalled"
     found.remove("machineconfigpools", "worker")
     found.turn()
     assert read_entries() == []
