@@ -5,14 +5,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
-from typing import Literal
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treenail import codec
-from treenail.codec import CodecError, UnknownMemberError
+from treenail.encoding import codec
+from treenail.encoding.codec import CodecError
 
 
 class Colour(StrEnum):
@@ -32,18 +32,6 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
-    shape: Literal["circle"] = "circle"
-    radius: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Square:
-    shape: Literal["square"] = "square"
-    side: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Everything:
     text: str
     number: int
@@ -54,19 +42,16 @@ class Everything:
     point: Point
     maybe: Point | None = None
     state: bool | None = None
-    owner: int | str = 0
     names: tuple[str, ...] = ()
-    pair: tuple[str, int] = ("", 0)
     paths: frozenset[str] = frozenset()
     units: Mapping[str, bool | None] = field(default_factory=dict)
     seconds: Mapping[Colour, float] = field(default_factory=dict)
-    shape: Circle | Square | None = None
-    boot_id: str = field(default="", metadata=codec.key("bootID"))
+    boot_id: Annotated[str, codec.Key("bootID")] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    level: int = field(default=0, metadata=codec.key(is_required=True))
+    level: Annotated[int, codec.Key(is_required=True)] = 0
 
 
 FULL = Everything(
@@ -79,13 +64,10 @@ FULL = Everything(
     point=Point(1, 2),
     maybe=Point(3),
     state=False,
-    owner="root",
     names=("b", "c"),
-    pair=("d", 4),
     paths=frozenset({"/z", "/a"}),
     units={"a.service": True, "b.service": None},
     seconds={Colour.RED: 1.5},
-    shape=Square(side=2.0),
     boot_id="boot-1",
 )
 
@@ -99,13 +81,10 @@ FULL_JSON: dict[str, object] = {
     "point": {"x": 1, "y": 2},
     "maybe": {"x": 3, "y": 0},
     "state": False,
-    "owner": "root",
     "names": ["b", "c"],
-    "pair": ["d", 4],
     "paths": ["/a", "/z"],
     "units": {"a.service": True, "b.service": None},
     "seconds": {"red": 1.5},
-    "shape": {"shape": "square", "side": 2.0},
     "bootID": "boot-1",
 }
 
@@ -142,31 +121,29 @@ def test_decode_integer_for_float_is_converted() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"text": 1}, "text: expected a string, found an integer"),
+        ({"text": 1}, "text: expected a string, found 1"),
         ({"text": None}, "text: expected a string, found null"),
-        ({"number": True}, "number: expected an integer, found a boolean"),
-        ({"number": 1.5}, "number: expected an integer, found a number"),
-        ({"share": True}, "share: expected a number, found a boolean"),
-        ({"switch": 1}, "switch: expected a boolean, found an integer"),
-        ({"colour": "green"}, "colour: 'green' is no Colour"),
-        ({"colour": 1}, "colour: expected a string, found an integer"),
-        ({"rank": "2"}, "rank: '2' is no Rank"),
+        ({"number": True}, "number: expected an integer, found true"),
+        ({"number": 1.5}, "number: expected an integer, found 1.5"),
+        ({"share": True}, "share: expected a number, found true"),
+        ({"switch": 1}, "switch: expected true or false, found 1"),
+        ({"colour": "green"}, "colour: expected red or deep-blue, found 'green'"),
+        ({"colour": 1}, "colour: expected a string, found 1"),
+        ({"rank": "2"}, "rank: expected LOW or HIGH, found '2'"),
         ({"point": []}, "point: expected an object, found a list"),
         ({"point": {}}, "point.x: the key is missing"),
         ({"maybe": {"x": "1"}}, "maybe.x: expected an integer, found a string"),
-        ({"maybe": 1}, "maybe: expected an object, found an integer"),
-        ({"state": "yes"}, "state: expected a boolean, found a string"),
-        ({"owner": 1.5}, "owner: expected a string, found a number"),
+        ({"maybe": 1}, "maybe: expected an object, found 1"),
+        ({"state": "yes"}, "state: expected true or false, found a string"),
         ({"names": "b"}, "names: expected a list, found a string"),
-        ({"names": ["b", 1]}, "names[1]: expected a string, found an integer"),
-        ({"pair": ["d"]}, "pair: expected 2 values, found 1"),
-        ({"pair": ["d", "e"]}, "pair[1]: expected an integer, found a string"),
+        ({"names": ["b", 1]}, "names[1]: expected a string, found 1"),
         ({"paths": {}}, "paths: expected a list, found an object"),
-        ({"units": {"a.service": "on"}}, "units.a.service: expected a boolean, found a string"),
-        ({"seconds": {"green": 1.0}}, "seconds.green: 'green' is no Colour"),
-        ({"shape": {"shape": "line"}}, "shape.shape: expected another value"),
-        ({"shape": {"shape": "circle", "radius": "1"}}, "shape.radius: expected a number"),
-        ({"bootID": 1}, "bootID: expected a string, found an integer"),
+        (
+            {"units": {"a.service": "on"}},
+            'units["a.service"]: expected true or false, found a string',
+        ),
+        ({"seconds": {"green": 1.0}}, "seconds.green: expected red or deep-blue, found 'green'"),
+        ({"bootID": 1}, "bootID: expected a string, found 1"),
     ],
 )
 def test_decode_wrong_type_names_the_path(changes: dict[str, object], message: str) -> None:
@@ -207,13 +184,15 @@ def test_decode_no_object_is_refused() -> None:
 @dataclass(frozen=True, slots=True)
 class Past:
     colour: Colour
-    seconds: Mapping[Colour, float] = field(default_factory=dict, metadata=codec.key(can_skip=True))
+    seconds: Annotated[Mapping[Colour, float], codec.Key(can_skip=True)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerant:
-    colour: Colour = field(default=Colour.RED, metadata=codec.key(fallback=Colour.DEEP_BLUE))
-    history: tuple[Past, ...] = field(default=(), metadata=codec.key(can_skip=True))
+    colour: Annotated[Colour, codec.Key(fallback=Colour.DEEP_BLUE)] = Colour.RED
+    history: Annotated[tuple[Past, ...], codec.Key(can_skip=True)] = ()
     strict: tuple[Past, ...] = ()
 
 
@@ -237,7 +216,9 @@ def test_decode_unknown_member_in_skippable_entries_leaves_only_them_out() -> No
 
 
 def test_decode_unknown_member_elsewhere_is_refused() -> None:
-    with pytest.raises(UnknownMemberError, match=r"^strict\[0\]\.colour: 'green' is no Colour$"):
+    with pytest.raises(
+        CodecError, match=r"^strict\[0\]\.colour: expected red or deep-blue, found 'green'$"
+    ):
         codec.decode(Tolerant, {"strict": [{"colour": "green"}]})
 
 
@@ -256,7 +237,7 @@ RESOLVED: list[str] = []
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    point: object = field(default=None, metadata=codec.key(resolve=_resolve_loudly))
+    point: Annotated[object, codec.Key(resolve=_resolve_loudly)] = None
 
 
 def test_decode_lazy_type_is_resolved_for_a_value_only() -> None:
@@ -309,12 +290,3 @@ def test_number_that_no_reader_accepts_is_not_written(number: float) -> None:
 @given(st.builds(Everything, share=st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_object_survives_encoding(value: Everything) -> None:
     assert codec.decode(Everything, json.loads(json.dumps(codec.encode(value)))) == value
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 400])
-def test_encode_parts_writes_the_text_of_json_dumps(count: int) -> None:
-    files = [{"path": f"/{number}", "contents": 'é"\\' * 700} for number in range(count)]
-    document = {"a": {}, "b": [], "c": {"files": files, "d": [[], {}]}, "é": None}
-    parts = list(codec.encode_parts(document))
-    assert b"".join(parts) == json.dumps(document).encode()
-    assert len(parts) > 2 or count < 400

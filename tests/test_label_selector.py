@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 
 from treenail.errors import ConfigError
-from treenail.label_selector import (
-    LabelSelector,
-    matches_selector,
-    parse_optional_selector,
-)
+from treenail.label_selector import LabelSelector, matches_selector
 
 LABELS = {"zone": "a", "role": ""}
 
@@ -68,7 +64,7 @@ def test_labels_match_when_every_requirement_holds(document: dict[str, Any], mat
         ),
         (
             expression("", "Exists"),
-            "selector.matchExpressions[0].key: expected a string, found nothing",
+            "selector.matchExpressions[0].key: expected a string, found an empty string",
         ),
         ({"matchLabels": {"zone": 1}}, "selector.matchLabels.zone: expected a string, found 1"),
     ],
@@ -82,10 +78,8 @@ def test_selector_invalid_for_kubernetes_is_rejected(
 
 
 def test_absent_selector_differs_from_empty_selector() -> None:
-    assert parse_optional_selector(None, "spec.selector") is None
-    everything = parse_optional_selector({}, "spec.selector")
-    assert everything is not None
-    assert everything.is_empty
+    assert not matches_selector(None, LABELS)
+    assert selector({}).is_empty
 
 
 def test_selector_is_formatted_as_a_query() -> None:

@@ -1,8 +1,9 @@
 """The change of the operating system that one deployment brings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
-from treenail import codec
+from treenail.encoding import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +15,17 @@ class DeploymentChange:
 
     image: str = ""
     """The pull spec of the image to boot, by digest."""
-    append_kargs: tuple[str, ...] = field(default=(), metadata=codec.key("append"))
+    append_kargs: Annotated[tuple[str, ...], codec.Key("append")] = ()
     """Kernel arguments to append, in order, after removing ``delete_kargs``."""
-    delete_kargs: tuple[str, ...] = field(default=(), metadata=codec.key("delete"))
-    install_packages: tuple[str, ...] = field(default=(), metadata=codec.key("install"))
+    delete_kargs: Annotated[tuple[str, ...], codec.Key("delete")] = ()
+    install_packages: Annotated[tuple[str, ...], codec.Key("install")] = ()
     """Packages to layer on the image."""
-    uninstall_packages: tuple[str, ...] = field(default=(), metadata=codec.key("uninstall"))
-    override_remove: tuple[str, ...] = field(default=(), metadata=codec.key("remove"))
+    uninstall_packages: Annotated[tuple[str, ...], codec.Key("uninstall")] = ()
+    override_remove: Annotated[tuple[str, ...], codec.Key("remove")] = ()
     """Packages of the image to leave out."""
-    override_reset: tuple[str, ...] = field(default=(), metadata=codec.key("reset"))
+    override_reset: Annotated[tuple[str, ...], codec.Key("reset")] = ()
     """Packages of the image to include again."""
-    extensions_image: str = field(default="", metadata=codec.key("packagesFrom"))
+    extensions_image: Annotated[str, codec.Key("packagesFrom")] = ""
     """The pull spec, by digest, of an image with further packages; never set alone."""
 
     @property

@@ -1,9 +1,11 @@
 """Label selectors with the meaning that Kubernetes gives them (apimachinery's LabelSelector)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, cast
 
+from treenail.encoding import codec, json_values
 from treenail.errors import ConfigError
 
 
@@ -17,10 +19,10 @@ class SelectorOperator(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelRequirement:
+class LabelRequirement(codec.JsonObject, omits_defaults=True):
     """Condition on one label."""
 
-    key: str
+    key: codec.NonEmptyText
     operator: SelectorOperator
     values: tuple[str, ...] = ()
 
@@ -61,20 +63,8 @@ class LabelSelector:
 
     @classmethod
     def from_json(cls, document: object, location: str) -> "LabelSelector":
-        """Read ``matchLabels`` and ``matchExpressions``.
-
-        Raises `ConfigError`, which names the wrong field below ``location``.
-        """
-        selector = _read_object(document, location)
-        place = f"{location}.matchLabels"
-        equal = tuple(
-            LabelRequirement(
-                _read_text(key, place), SelectorOperator.IN, (_read_text(value, f"{place}.{key}"),)
-            )
-            for key, value in sorted(_read_object(selector.get("matchLabels"), place).items())
-        )
-        expressions = _read_list(selector.get("matchExpressions"), f"{location}.matchExpressions")
-        return cls(equal + tuple(_parse_requirement(entry, path) for path, entry in expressions))
+        """Read a selector; raise `ConfigError`."""
+        return cast("LabelSelector", codec.read_value(SelectorField, document, location))
 
     @property
     def is_empty(self) -> bool:
@@ -90,23 +80,34 @@ class LabelSelector:
         """Return True when every requirement holds."""
         return all(requirement.matches(labels) for requirement in self.requirements)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> codec.Json:
         """The selector in ``matchExpressions`` form."""
-        return {
-            "matchExpressions": [
-                {
-                    "key": requirement.key,
-                    "operator": requirement.operator.value,
-                    **({"values": list(requirement.values)} if requirement.values else {}),
-                }
-                for requirement in self.requirements
-            ]
-        }
+        return {"matchExpressions": [requirement.to_json() for requirement in self.requirements]}
 
 
-def parse_optional_selector(document: object, location: str) -> LabelSelector | None:
-    """Read a selector; None when the document is absent. Raises `ConfigError`."""
-    return None if document is None else LabelSelector.from_json(document, location)
+def _check_values(requirement: LabelRequirement) -> LabelRequirement:
+    operator, count = requirement.operator, len(requirement.values)
+    if (operator in (SelectorOperator.IN, SelectorOperator.NOT_IN)) != bool(count):
+        expected = f"expected {'none' if count else 'at least one'} beside {operator}"
+        raise json_values.Mismatch(problem=f"{expected}, found {count}", at=["values"])
+    return requirement
+
+
+class _SelectorFields(codec.Shape):
+    match_labels: Mapping[str, str]
+    match_expressions: tuple[Annotated[LabelRequirement, codec.Via(_check_values)], ...] = ()
+
+
+def _build_selector(fields: _SelectorFields) -> LabelSelector:
+    equal = (
+        LabelRequirement(key, SelectorOperator.IN, (value,))
+        for key, value in sorted(fields.match_labels.items())
+    )
+    return LabelSelector((*equal, *fields.match_expressions))
+
+
+SelectorField = Annotated[LabelSelector, codec.Via(_build_selector, wire=_SelectorFields)]
+"""The type of a field with a selector."""
 
 
 def matches_selector(document: object, labels: Mapping[str, str]) -> bool:
@@ -115,76 +116,6 @@ def matches_selector(document: object, labels: Mapping[str, str]) -> bool:
     An absent selector matches nothing, and so does one that cannot be read.
     """
     try:
-        selector = parse_optional_selector(document, "selector")
+        return document is not None and LabelSelector.from_json(document, "").matches(labels)
     except ConfigError:
         return False
-    return selector is not None and selector.matches(labels)
-
-
-def _parse_requirement(document: object, location: str) -> LabelRequirement:
-    expression = _read_object(document, location)
-    key = _read_text(expression.get("key"), f"{location}.key")
-    if not key:
-        raise ConfigError(f"{location}.key: expected a string, found nothing")
-    values = tuple(
-        _read_text(text, path)
-        for path, text in _read_list(expression.get("values"), f"{location}.values")
-    )
-    name = _read_text(expression.get("operator"), f"{location}.operator")
-    if name not in list(SelectorOperator):
-        raise ConfigError(
-            f"{location}.operator: expected one of {', '.join(SelectorOperator)}, "
-            f"found {name!r:.40}"
-        )
-    operator = SelectorOperator(name)
-    if (operator in (SelectorOperator.IN, SelectorOperator.NOT_IN)) != bool(values):
-        expected = "none" if values else "at least one"
-        raise ConfigError(
-            f"{location}.values: expected {expected} beside {operator}, found {len(values)}"
-        )
-    return LabelRequirement(key, operator, values)
-
-
-# Go decodes null as the zero value: an empty object, an empty list, an empty string.
-
-
-def _read_object(value: object, location: str) -> Mapping[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ConfigError(f"{location}: expected an object, found {_describe_value(value)}")
-    return value
-
-
-def _read_list(value: object, location: str) -> Iterator[tuple[str, object]]:
-    if value is None:
-        return
-    if not isinstance(value, list):
-        raise ConfigError(f"{location}: expected a list, found {_describe_value(value)}")
-    for index, item in enumerate(value):
-        yield f"{location}[{index}]", item
-
-
-def _read_text(value: object, location: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ConfigError(f"{location}: expected a string, found {_describe_value(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        # JSON escapes can spell half a surrogate pair, which no encoding can write.
-        raise ConfigError(f"{location}: expected a string, found half a surrogate pair") from error
-    return value
-
-
-def _describe_value(value: object) -> str:
-    match value:
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case dict():
-            return "an object"
-        case _:
-            return repr(value)[:40]

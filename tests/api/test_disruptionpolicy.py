@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 
 from tests.api.fuzzing import damaged, fuzz, json_values
-from treenail.api.decode import Fields
 from treenail.api.disruptionpolicy import (
     DEFAULT_POLICY,
     ClusterDisruptionPolicy,
@@ -50,7 +49,7 @@ KINDS = "None, DaemonReload, Drain, Reboot, Special, Reload, Restart"
 
 
 def policy(document: object) -> DisruptionPolicy:
-    return DisruptionPolicy.from_fields(Fields.from_json(document, "spec"))
+    return DisruptionPolicy.from_json(document, "spec")
 
 
 def refusal(*actions: object) -> str:

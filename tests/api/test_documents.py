@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.api.fuzzing import fuzz
 from treenail.api.documents import dump_document, load_document, load_documents
 from treenail.api.yaml11 import ALIAS_LIMIT
+from treenail.encoding import json_text
 from treenail.errors import ConfigError
 
 
@@ -196,3 +197,12 @@ def test_any_number_like_scalar_is_a_finite_number_or_a_string(scalar: str) -> N
     with contextlib.suppress(ConfigError):
         value = value_of(scalar)
         assert isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 400])
+def test_encode_parts_writes_the_text_of_json_dumps(count: int) -> None:
+    files = [{"path": f"/{number}", "contents": 'é"\\' * 700} for number in range(count)]
+    document = {"a": {}, "b": [], "c": {"files": files, "d": [[], {}]}, "é": None}
+    parts = list(json_text.encode_parts(document))
+    assert b"".join(parts) == json.dumps(document).encode()
+    assert len(parts) > 2 or count < 400

@@ -141,7 +141,7 @@ def test_document_that_ignition_accepts_is_accepted(document: Any) -> None:
             file(source="https://a", httpHeaders=[{"name": "x", "value": ""}]),
             (
                 "storage.files[0].contents.httpHeaders[0].value: expected a value, or null to "
-                "remove the header, found a string"
+                "remove the header, found an empty string"
             ),
         ),
         (

@@ -88,7 +88,7 @@ def test_empty_spec_requests_nothing(document: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], ": expected an object, found a list"),
+        ([], "expected an object, found a list"),
         ({"kind": "Pod"}, "kind: expected MachineConfig, found 'Pod'"),
         (with_spec(fips="yes"), "spec.fips: expected true or false, found a string"),
         (with_spec(config=[]), "spec.config: expected an object, found a list"),

@@ -41,7 +41,7 @@ def test_every_field_is_read() -> None:
         desired_image="r/i@sha256:2",
         current_config="rendered-a",
         current_image="r/i@sha256:1",
-        has_status_images=True,
+        reported_image="r/i@sha256:2",
         observed_generation=4,
         conditions=(Condition("Updated", "True", last_transition_time=EARLY),),
     )

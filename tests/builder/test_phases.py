@@ -265,7 +265,7 @@ def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path
         inputs.mkdir()
         work.mkdir()
         (inputs / "Containerfile").write_text(f"FROM {reference}\n")
-        (inputs / "build.json").write_text(make_spec(registry).to_json())
+        (inputs / "build.json").write_text(json.dumps(make_spec(registry).to_json()))
         (tmp_path / "pull.json").write_bytes(registry.make_auth_json(PULLER))
         with open_client(registry) as client:
             manifest = client.get_manifest("os/base", "1").content
@@ -281,7 +281,7 @@ def test_terminated_fetch_reports_an_eviction_at_once(base: Base, tmp_path: Path
             assert process.stdout.readline().startswith(b"fetching ")
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 75
-    found = BuildResult.from_json(result.read_bytes())
+    found = BuildResult.from_text(result.read_bytes())
     assert (found.reason, found.digest) == ("Evicted", "")
 
 
@@ -329,7 +329,7 @@ def test_sigterm_while_modules_are_imported_reports_an_eviction(tmp_path: Path) 
         env=environ, check=False,
     )  # fmt: skip
     assert done.returncode == 75
-    assert BuildResult.from_json(result.read_bytes()).reason == "Evicted"
+    assert BuildResult.from_text(result.read_bytes()).reason == "Evicted"
 
 
 def run_until_killed(directory: Path, reference: str, secret: Path, ca: Path) -> None:

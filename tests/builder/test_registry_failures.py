@@ -1,5 +1,6 @@
 """Failures of registries at the pull and at the push: reason, exit code, no false success."""
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def prepare(directory: Path, text: str, push_spec: str) -> BuildDirectories:
     directories.work.mkdir()
     (directories.inputs / "Containerfile").write_text(text)
     spec = BuildSpec(push_spec=push_spec, architecture=ARCHITECTURE)
-    (directories.inputs / "build.json").write_text(spec.to_json())
+    (directories.inputs / "build.json").write_text(json.dumps(spec.to_json()))
     return directories
 
 
@@ -273,7 +274,7 @@ def check_failure(result: BuildResult, reason: str, registry: RegistryService) -
     assert result.reason == reason, result.message
     assert not result.digest
     assert result.exit_code == (64 if reason in USER_REASONS else 75)
-    assert not any(password in result.to_json() for password in registry.passwords.values())
+    assert not any(password in result.to_text() for password in registry.passwords.values())
 
 
 def check_pushed(registry: RegistryService, digest: str) -> None:

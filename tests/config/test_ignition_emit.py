@@ -175,13 +175,13 @@ def set_default_modes(config: IgnitionConfig) -> IgnitionConfig:
     """Return the config with the modes of version 3 where it sets none."""
     return replace(
         config,
-        files=[
+        files=tuple(
             each if each.mode is not None else replace(each, mode=0o644) for each in config.files
-        ],
-        directories=[
+        ),
+        directories=tuple(
             each if each.mode is not None else replace(each, mode=0o755)
             for each in config.directories
-        ],
+        ),
     )
 
 

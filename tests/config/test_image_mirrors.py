@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.api.decode import Fields, Json
+from treenail.api.decode import Json
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.image_mirrors import (
     DIGEST_ONLY,
@@ -11,11 +11,13 @@ from treenail.config.image_mirrors import (
     ImageMirrors,
     MirrorLocation,
     MirrorRule,
+    MirrorsField,
+    encode_mirrors,
     parse_registries_conf,
     read_config_mirrors,
     read_mirror_object,
-    read_mirror_rules,
 )
+from treenail.encoding.codec import read_value
 from treenail.errors import ConfigError
 
 CONF = b"""
@@ -77,8 +79,7 @@ def test_places_of_an_image_are_those_of_the_longest_prefix(
 
 def test_rules_survive_the_json_of_a_build() -> None:
     mirrors = parse(CONF)
-    fields = Fields.from_json({"mirrors": list(mirrors.to_json())}, "build.json")
-    assert ImageMirrors(read_mirror_rules(fields, "mirrors")) == mirrors
+    assert read_value(MirrorsField, encode_mirrors(mirrors), "mirrors") == mirrors
     assert mirrors.list_registries() == (
         "all.example:5000", "digests.example", "mirror.example", "tags.example",
     )  # fmt: skip

@@ -191,8 +191,14 @@ def collect_words(prefix: str = "treenail") -> tuple[str, ...]:
         if not name.startswith(prefix) or not getattr(module, "__file__", None):
             continue
         for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text("utf-8"))):
+            texts: list[str] = []
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                text = node.value
+                # The codec has paths such as spec.osImageURL.
+                texts = [node.value, *node.value.split(".")]
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                head, *rest = node.target.id.split("_")
+                texts = [head + "".join(map(str.capitalize, rest))]
+            for text in texts:
                 if 0 < len(text) <= _WORD_LIMIT and text.count(" ") < 2 and text.isprintable():
                     found[text] = None
     return tuple(found)[:_WORDS_MAX]

@@ -1,63 +1,70 @@
 """Data of a ControllerConfig for every node: certificate authorities and a pull secret."""
 
 import base64
-import binascii
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from treenail.api.decode import Fields
-from treenail.errors import ConfigError
+from treenail.encoding import codec, json_values
 
 NAME = "machine-config-controller"
 """Name of the only ControllerConfig of a cluster."""
 
 _REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
-_BUNDLES = ("imageRegistryBundleData", "imageRegistryBundleUserData")
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerConfigContents:
-    """CAs in PEM, empty when the cluster has none, and the pull secret of its registry."""
-
-    kubelet_ca: bytes = b""
-    """CA of the API server's client certificate, for the kubelet."""
-    cloud_ca: bytes = b""
-    registry_cas: Mapping[str, bytes] = field(default_factory=dict)
-    """CAs by registry, ``host`` or ``host:port``."""
-    pull_secret: bytes | None = field(default=None, repr=False)
-    """Pull secret of the cluster's registry; None when unset."""
-
-    @classmethod
-    def from_json(cls, document: object) -> "ControllerConfigContents":
-        """Read a ControllerConfig; raise `ConfigError` for a malformed one."""
-        spec = Fields.from_json(document, "ControllerConfig").get_object("spec")
-        registries = {
-            name: content for bundle in _BUNDLES for name, content in _read_bundle(spec, bundle)
-        }
-        return cls(
-            kubelet_ca=decode_base64(spec, "kubeAPIServerServingCAData"),
-            cloud_ca=decode_base64(spec, "cloudProviderCAData"),
-            registry_cas=registries,
-            pull_secret=decode_base64(spec, "internalRegistryPullSecret") or None,
-        )
-
-
-def _read_bundle(spec: Fields, name: str) -> Iterator[tuple[str, bytes]]:
-    for bundle in spec.iter_objects(name):
-        # ConfigMap keys allow no colon, so the MCO writes host..port.
-        registry = bundle.get_required_text("file").replace("..", ":")
-        if not _REGISTRY.fullmatch(registry):
-            raise bundle.make_error("file", "a registry, HOST or HOST..PORT")
-        yield registry, decode_base64(bundle, "data")
-
-
-def decode_base64(fields: Fields, name: str) -> bytes:
-    """Decode a field; raise `ConfigError`, which contains no part of its value."""
-    text = fields.get_text(name)
+def _decode_base64(text: str) -> bytes:
     try:
         # The API server accepts base64 of several lines.
         return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         # The message omits the value: it may be a part of a secret.
-        raise ConfigError(f"{fields.path_of(name)}: expected base64") from error
+        raise json_values.Mismatch(problem="expected base64") from error
+
+
+def _read_registry(name: str) -> str:
+    # ConfigMap keys allow no colon, so the MCO writes host..port.
+    registry = name.replace("..", ":")
+    if not _REGISTRY.fullmatch(registry):
+        raise json_values.Mismatch("a registry, HOST or HOST..PORT", name)
+    return registry
+
+
+_Base64 = Annotated[bytes, codec.Via(_decode_base64, wire=str)]
+
+
+class _RegistryBundle(codec.Shape):
+    registry: Annotated[str, codec.Key("file"), codec.Via(_read_registry)]
+    data: _Base64
+
+
+class _RegistryBundles(codec.Shape):
+    image_registry_bundle_data: tuple[_RegistryBundle, ...] = ()
+    image_registry_bundle_user_data: tuple[_RegistryBundle, ...] = ()
+
+
+def _merge_bundles(bundles: _RegistryBundles) -> dict[str, bytes]:
+    both = (*bundles.image_registry_bundle_data, *bundles.image_registry_bundle_user_data)
+    return {bundle.registry: bundle.data for bundle in both}
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfigContents(codec.JsonObject, where="ControllerConfig"):
+    """CAs in PEM, empty when the cluster has none, and the pull secret of its registry."""
+
+    kubelet_ca: Annotated[_Base64, codec.Key("spec.kubeAPIServerServingCAData")] = b""
+    """CA of the API server's client certificate, for the kubelet."""
+    cloud_ca: Annotated[_Base64, codec.Key("spec.cloudProviderCAData")] = b""
+    registry_cas: Annotated[
+        Mapping[str, bytes], codec.Key("spec"), codec.Via(_merge_bundles, wire=_RegistryBundles)
+    ] = field(default_factory=dict)
+    """CAs by registry, ``host`` or ``host:port``."""
+    pull_secret: Annotated[
+        _Base64 | None,
+        codec.Key("spec.internalRegistryPullSecret"),
+        codec.Via(lambda content: content or None),
+    ] = field(default=None, repr=False)
+    """Pull secret of the cluster's registry; None when unset."""
+    trust_bundle: Annotated[_Base64, codec.Key("spec.additionalTrustBundle")] = b""
+    """CAs of all registries."""

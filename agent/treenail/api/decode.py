@@ -5,10 +5,11 @@ encoding/json. Unknown fields are ignored, unless `reject_unknown_fields` refuse
 """
 
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from types import GenericAlias
 from typing import TypeVar, cast
 
+from treenail.encoding import codec, json_values
 from treenail.errors import ConfigError
 
 Json = dict[str, object]
@@ -17,11 +18,6 @@ _T = TypeVar("_T")
 
 DEPTH_LIMIT = 100
 """Maximum nesting of a document; no valid config comes near it."""
-
-_INT64 = range(-(2**63), 2**63)
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-# Errors quote a wrong value only when it is short and cannot be a secret.
-_SECRET = frozenset({"passwordHash", "sshAuthorizedKeys"})
 
 
 def load_json(text: str | bytes, *, where: str) -> object:
@@ -72,7 +68,7 @@ class Fields:
         if isinstance(location, str):
             return location
         parent, name, index = location
-        path = _join_path(parent.path, name)
+        path = json_values.join_path(parent.path, name)
         self._location = path = path if index is None else f"{path}[{index}]"
         return path
 
@@ -82,17 +78,29 @@ class Fields:
     ) -> "Fields":
         """Return the fields of ``document``; raise ``error`` when it is not an object."""
         if not isinstance(document, dict):
-            raise error(f"{path}: expected an object, found {_describe_value(document)}")
+            problem = json_values.Mismatch("an object", document)
+            raise error(problem.format_message(path))
         return cls(document, path, error)
 
     def path_of(self, name: str) -> str:
         """Return the location of a field."""
-        return _join_path(self.path, name)
+        return json_values.join_path(self.path, name)
 
     def make_error(self, name: str, expected: str) -> ConfigError:
         """Build the error for a field of the wrong type."""
-        actual = _describe_value(self.values.get(name), secret=name in _SECRET)
-        return self.error(f"{self.path_of(name)}: expected {expected}, found {actual}")
+        return self._convert_error(json_values.Mismatch(expected, self.values.get(name), at=[name]))
+
+    def read(self, cls: type[_T]) -> _T:
+        """Read the object as a dataclass."""
+        try:
+            return cast("_T", codec.get_reader(cls)(self.values))
+        except json_values.Mismatch as problem:
+            raise self._convert_error(problem) from problem
+
+    def read_list(self, name: str, cls: type[_T]) -> tuple[_T, ...]:
+        """Read the objects of a list as dataclasses, none when absent."""
+        read = codec.get_reader(GenericAlias(tuple, (cls, ...)))
+        return cast("tuple[_T, ...]", self._read_field(name, read) or ())
 
     def get_text(self, name: str) -> str:
         """Return a string, empty when absent."""
@@ -109,13 +117,10 @@ class Fields:
     def get_optional_text(self, name: str) -> str | None:
         """Return a string, None when absent."""
         value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise self.make_error(name, "a string")
-        if not value.isascii():
-            self._reject_lone_surrogates(value, self.path_of(name))
-        return value
+        # Most values are texts in ASCII, and a config has thousands.
+        if value is None or (type(value) is str and value.isascii()):
+            return value
+        return self._read_field(name, json_values.read_text)
 
     def get_bool(self, name: str) -> bool:
         """Return a boolean, False when absent."""
@@ -124,124 +129,66 @@ class Fields:
     def get_optional_bool(self, name: str) -> bool | None:
         """Return a boolean, None when absent."""
         value = self.values.get(name)
-        if value is None or isinstance(value, bool):
-            return value
-        raise self.make_error(name, "true or false")
+        return value if isinstance(value, bool) else self._read_field(name, json_values.read_bool)
 
     def get_optional_integer(self, name: str) -> int | None:
         """Return a 64-bit integer, None when absent."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if type(value) is int and value in _INT64:
-            return value
-        raise self.make_error(name, "an integer")
+        return self._read_field(name, json_values.read_integer)
 
     def get_list(self, name: str) -> list[object]:
         """Return a list of any values, empty when absent."""
-        value = self.values.get(name)
-        if value is None:
-            return []
-        if isinstance(value, list):
-            return value
-        raise self.make_error(name, "a list")
+        return self._read_field(name, json_values.read_list) or []
 
     def get_text_list(self, name: str) -> tuple[str, ...]:
         """Return a list of strings, empty when absent."""
-        texts = []
-        if self.values.get(name) is None:
-            return ()
-        for index, value in enumerate(self.get_list(name)):
-            if not isinstance(value, str):
-                what = _describe_value(value, secret=name in _SECRET)
-                raise self.error(f"{self.path_of(name)}[{index}]: expected a string, found {what}")
-            if not value.isascii():
-                self._reject_lone_surrogates(value, f"{self.path_of(name)}[{index}]")
-            texts.append(value)
-        return tuple(texts)
+        return self._read_field(name, _read_texts) or ()
 
     def get_object(self, name: str) -> "Fields":
         """Return an object, without fields when absent."""
         value = self.values.get(name)
-        if value is None:
-            value = {}
-        elif not isinstance(value, dict):
+        if value is not None and not isinstance(value, dict):
             raise self.make_error(name, "an object")
-        return Fields(value, (self, name, None), self.error)
+        return Fields(value or {}, (self, name, None), self.error)
 
-    def iter_objects(self, name: str) -> Iterable["Fields"]:
+    def iter_objects(self, name: str) -> Iterator["Fields"]:
         """Iterate over the objects of a list, none when absent."""
-        if self.values.get(name) is None:
-            return ()
-        return self._iter_list(name)
-
-    def _iter_list(self, name: str) -> Iterator["Fields"]:
-        error = self.error
         for index, value in enumerate(self.get_list(name)):
             if not isinstance(value, dict):
-                actual = _describe_value(value)
-                raise error(f"{self.path_of(name)}[{index}]: expected an object, found {actual}")
-            yield Fields(value, (self, name, index), error)
+                problem = json_values.Mismatch("an object", value, at=[name, index])
+                raise self._convert_error(problem)
+            yield Fields(value, (self, name, index), self.error)
 
     def map_objects(self, name: str, read: Callable[["Fields"], _T]) -> tuple[_T, ...]:
         """Apply ``read`` to every object of a list."""
         if self.values.get(name) is None:
             return ()
-        return tuple(map(read, self._iter_list(name)))
+        return tuple(map(read, self.iter_objects(name)))
 
     def get_text_map(self, name: str) -> dict[str, str]:
         """Return an object whose values are strings; ``null`` counts as an empty string."""
-        fields = self.get_object(name)
-        values = fields.values
-        # A Node has dozens of labels, and all are ASCII.
-        if all(type(value) is str and value.isascii() for value in values.values()) and all(
-            map(str.isascii, values)
-        ):
-            return cast("dict[str, str]", dict(values))
-        for key in fields.values:
-            self._reject_lone_surrogates(key, fields.path)
-        return {key: fields.get_text(key) for key in fields.values}
+        return self._read_field(name, json_values.read_text_map) or {}
 
     def get_other_fields(self, *names: str) -> Json:
         """Return the fields that are not in ``names`` and not ``null``."""
-        return {
-            key: value
-            for key, value in self.values.items()
-            if key not in names and value is not None
-        }
+        return json_values.copy_without(names, self.values)
 
-    def _reject_lone_surrogates(self, value: str, path: str) -> None:
-        """Raise for half a surrogate pair: JSON can escape it, but UTF-8 cannot encode it."""
+    def _read_field(self, name: str, read: Callable[[object], _T]) -> _T | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
         try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise self.error(
-                f"{path}: expected a string, found half a surrogate pair at character {error.start}"
-            ) from error
+            return read(value)
+        except json_values.Mismatch as problem:
+            problem.steps.append(name)
+            raise self._convert_error(problem) from problem
+
+    def _convert_error(self, problem: json_values.Mismatch) -> ConfigError:
+        return self.error(problem.format_message(self.path), remedy=problem.remedy)
 
 
-def _join_path(path: str, name: str) -> str:
-    if not (name.isascii() and name.isidentifier()) and not _PLAIN_KEY.fullmatch(name):
-        return f"{path}[{json.dumps(name)}]"
-    return f"{path}.{name}" if path else name
-
-
-def _describe_value(value: object, *, secret: bool = False) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, str):
-        return "a string"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    if secret:
-        return "a number or a boolean"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and value not in _INT64:
-        return "a number of more than 64 bits"
-    return repr(value)[:40]
+def _read_texts(value: object) -> tuple[str, ...]:
+    texts = enumerate(json_values.read_list(value))
+    return tuple(json_values.read_at(index, json_values.read_text, text) for index, text in texts)
 
 
 def _reject_constant(name: str) -> object:
@@ -250,16 +197,7 @@ def _reject_constant(name: str) -> object:
 
 def reject_unknown_fields(fields: Fields, known: Collection[str]) -> None:
     """Raise `ConfigError` that names the first unknown field and the most similar known one."""
-    unknown = sorted(fields.values.keys() - set(known))
-    if not unknown:
-        return
-    import difflib  # noqa: PLC0415  # only errors need it
-
-    # Case is the most frequent mistake: nodeselector for nodeSelector.
-    by_case = {name.lower(): name for name in known}
-    similar = difflib.get_close_matches(unknown[0].lower(), by_case, n=1)
-    remedy = f"did you mean {by_case[similar[0]]}?" if similar else ""
-    raise ConfigError(
-        f"{fields.path_of(unknown[0])}: unknown field",
-        remedy=remedy or f"use one of: {', '.join(sorted(known))}",
-    )
+    try:
+        json_values.refuse_unknown_keys(known, fields.values)
+    except json_values.Mismatch as problem:
+        raise ConfigError(problem.format_message(fields.path), remedy=problem.remedy) from problem

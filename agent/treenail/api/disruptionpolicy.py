@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from treenail.api.decode import Fields
-from treenail.errors import ConfigError
+from treenail.encoding import codec, json_values
 
 T = TypeVar("T")
 
@@ -70,46 +69,71 @@ _ACTIONS_WITHOUT_UNIT: dict[str, PolicyAction] = {
 _EXCLUSIVE_ACTIONS = (NonePolicyAction(), RebootPolicyAction())
 
 
+class _ActionFields(codec.Shape):
+    type: codec.NonEmptyText
+    reload_unit: Annotated[str, codec.Key("reload.serviceName")] = ""
+    restart_unit: Annotated[str, codec.Key("restart.serviceName")] = ""
+
+
+def _build_action(fields: _ActionFields) -> PolicyAction:
+    kind = fields.type
+    units = {"Reload": fields.reload_unit, "Restart": fields.restart_unit}
+    if units.get(kind) == "":
+        raise json_values.Mismatch("a string", at=[kind.lower(), "serviceName"])
+    match kind:
+        case "Reload":
+            return ReloadPolicyAction(fields.reload_unit)
+        case "Restart":
+            return RestartPolicyAction(fields.restart_unit)
+        case _ if kind in _ACTIONS_WITHOUT_UNIT:
+            return _ACTIONS_WITHOUT_UNIT[kind]
+        case _:
+            expected = f"one of {', '.join((*_ACTIONS_WITHOUT_UNIT, *units))}"
+            problem = f"expected {expected}, found {kind!r:.40}"
+            raise json_values.Mismatch(problem=problem, at=["type"])
+
+
+def _check_actions(actions: PolicyActions) -> PolicyActions:
+    if not actions:
+        raise json_values.Mismatch(problem="expected at least one action, found none")
+    if len(actions) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in actions):
+        raise json_values.Mismatch(problem="Reboot and None must be the only action")
+    return actions
+
+
+_ActionsField = Annotated[
+    PolicyActions,
+    codec.Via(
+        _check_actions,
+        wire=tuple[Annotated[PolicyAction, codec.Via(_build_action, wire=_ActionFields)], ...],
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
-class FileDisruptionPolicy:
+class FileDisruptionPolicy(codec.JsonObject):
     """Policy for the file at ``path``, or for all files below that directory."""
 
-    path: str
-    actions: PolicyActions
+    path: codec.NonEmptyText
+    actions: _ActionsField
 
 
 @dataclass(frozen=True, slots=True)
-class UnitDisruptionPolicy:
+class UnitDisruptionPolicy(codec.JsonObject):
     """Policy for the unit of this name."""
 
-    name: str
-    actions: PolicyActions
+    name: codec.NonEmptyText
+    actions: _ActionsField
 
 
 @dataclass(frozen=True, slots=True)
-class DisruptionPolicy:
+class DisruptionPolicy(codec.JsonObject):
     """Actions for each change; a file or unit without a policy needs a reboot."""
 
     files: tuple[FileDisruptionPolicy, ...] = ()
     units: tuple[UnitDisruptionPolicy, ...] = ()
-    ssh_key_actions: PolicyActions = (NonePolicyAction(),)
+    ssh_key_actions: Annotated[_ActionsField, codec.Key("sshkey.actions")] = (NonePolicyAction(),)
     """Actions for SSH keys and the password hash."""
-
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "DisruptionPolicy":
-        """Read the policy; raise `ConfigError`."""
-        logins = fields.get_object("sshkey")
-        return cls(
-            files=fields.map_objects(
-                "files",
-                lambda f: FileDisruptionPolicy(f.get_required_text("path"), _parse_actions(f)),
-            ),
-            units=fields.map_objects(
-                "units",
-                lambda f: UnitDisruptionPolicy(f.get_required_text("name"), _parse_actions(f)),
-            ),
-            ssh_key_actions=_parse_actions(logins) if logins.values else (NonePolicyAction(),),
-        )
 
     def override_with(self, other: "DisruptionPolicy") -> "DisruptionPolicy":
         """Merge both policies; ``other`` wins for the same path or name."""
@@ -118,6 +142,22 @@ class DisruptionPolicy:
             units=_merge_policies(self.units, other.units, lambda policy: policy.name),
             ssh_key_actions=other.ssh_key_actions,
         )
+
+
+class _MachineConfigurationFields(codec.Shape, where="MachineConfiguration"):
+    status: codec.Json
+    generation: Annotated[int | None, codec.Key("metadata.generation")] = None
+    observed_generation: Annotated[int | None, codec.Key("status.observedGeneration")] = None
+    reported: Annotated[
+        DisruptionPolicy | None,
+        codec.Key("status.nodeDisruptionPolicyStatus.clusterPolicies"),
+    ] = None
+    requested: Annotated[DisruptionPolicy, codec.Key("spec.nodeDisruptionPolicy")] = (
+        DisruptionPolicy()
+    )
+    overrides: Annotated[
+        tuple[str, ...], codec.Key("spec.irreconcilableValidationOverrides.storage")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +172,14 @@ class ClusterDisruptionPolicy:
     @classmethod
     def from_json(cls, document: object) -> "ClusterDisruptionPolicy":
         """Read a MachineConfiguration: its status, else its spec over the defaults."""
-        fields = Fields.from_json(document, "MachineConfiguration")
-        status = fields.get_object("status")
-        generation = fields.get_object("metadata").get_optional_integer("generation")
-        observed = status.get_optional_integer("observedGeneration")
+        fields = _MachineConfigurationFields.from_json(document)
         # Without the MCO no program writes a status, and then the spec applies at once.
-        settled = not status.values or generation == observed
-        overrides = (
-            fields.get_object("spec")
-            .get_object("irreconcilableValidationOverrides")
-            .get_text_list("storage")
+        is_settled = not fields.status or fields.generation == fields.observed_generation
+        return cls(
+            fields.reported or DEFAULT_POLICY.override_with(fields.requested),
+            is_settled=is_settled,
+            irreconcilable_overrides=fields.overrides,
         )
-        reported = status.get_object("nodeDisruptionPolicyStatus").get_object("clusterPolicies")
-        if reported.values:
-            return cls(
-                DisruptionPolicy.from_fields(reported),
-                is_settled=settled,
-                irreconcilable_overrides=overrides,
-            )
-        requested = fields.get_object("spec").get_object("nodeDisruptionPolicy")
-        policy = DEFAULT_POLICY.override_with(DisruptionPolicy.from_fields(requested))
-        return cls(policy, is_settled=settled, irreconcilable_overrides=overrides)
 
 
 CRIO = "crio.service"
@@ -190,33 +217,6 @@ DEFAULT_POLICY = DisruptionPolicy(
     units=(UnitDisruptionPolicy(_IRI, (DaemonReloadPolicyAction(), RestartPolicyAction(_IRI))),),
 )
 """Default policies of the MCO (NodeDisruptionPolicy of the cluster)."""
-
-
-def _parse_actions(fields: Fields) -> PolicyActions:
-    actions = fields.map_objects("actions", _parse_action)
-    if not actions:
-        raise fields.error(f"{fields.path_of('actions')}: expected at least one action, found none")
-    if len(actions) > 1 and any(action in _EXCLUSIVE_ACTIONS for action in actions):
-        raise fields.error(f"{fields.path_of('actions')}: Reboot and None must be the only action")
-    return actions
-
-
-def _parse_action(fields: Fields) -> PolicyAction:
-    kind = fields.get_required_text("type")
-    match kind:
-        case "Reload":
-            return ReloadPolicyAction(fields.get_object("reload").get_required_text("serviceName"))
-        case "Restart":
-            return RestartPolicyAction(
-                fields.get_object("restart").get_required_text("serviceName")
-            )
-        case _ if kind in _ACTIONS_WITHOUT_UNIT:
-            return _ACTIONS_WITHOUT_UNIT[kind]
-        case _:
-            names = ", ".join((*_ACTIONS_WITHOUT_UNIT, "Reload", "Restart"))
-            raise ConfigError(
-                f"{fields.path_of('type')}: expected one of {names}, found {kind!r:.40}"
-            )
 
 
 def _merge_policies(

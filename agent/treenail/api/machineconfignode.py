@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from treenail.api import decode, object_meta
+from treenail.encoding import codec
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigNode"
@@ -42,38 +44,24 @@ class ConditionType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class MachineConfigNode:
+class MachineConfigNode(codec.JsonObject, where=KIND):
     """Snapshot of a MachineConfigNode; an empty config or image is unset."""
 
     metadata: object_meta.ObjectMeta
-    pool: str = ""
-    desired_config: str = ""
-    desired_image: str = ""
-    current_config: str = ""
-    current_image: str = ""
-    has_status_images: bool = False
-    """True when the status contains images."""
-    observed_generation: int = 0
-    conditions: tuple[object_meta.Condition, ...] = ()
+    pool: Annotated[str, codec.Key("spec.pool.name")] = ""
+    desired_config: Annotated[str, codec.Key("spec.configVersion.desired")] = ""
+    desired_image: Annotated[str, codec.Key("spec.configImage.desiredImage")] = ""
+    current_config: Annotated[str, codec.Key("status.configVersion.current")] = ""
+    current_image: Annotated[str, codec.Key("status.configImage.currentImage")] = ""
+    reported_image: Annotated[str, codec.Key("status.configImage.desiredImage")] = ""
+    """The desired image in the status."""
+    observed_generation: Annotated[int, codec.Key("status.observedGeneration")] = 0
+    conditions: object_meta.StatusConditions = ()
 
-    @classmethod
-    def from_json(cls, document: object) -> "MachineConfigNode":
-        """Read an API object; raise `ConfigError`."""
-        fields = decode.Fields.from_json(document, KIND)
-        spec, status = fields.get_object("spec"), fields.get_object("status")
-        reported = status.get_object(CONFIG_IMAGE_FIELD)
-        current, desired = reported.get_text("currentImage"), reported.get_text("desiredImage")
-        return cls(
-            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
-            pool=spec.get_object("pool").get_text("name"),
-            desired_config=spec.get_object("configVersion").get_text("desired"),
-            desired_image=spec.get_object(CONFIG_IMAGE_FIELD).get_text("desiredImage"),
-            current_config=status.get_object("configVersion").get_text("current"),
-            current_image=current,
-            has_status_images=bool(current or desired),
-            observed_generation=status.get_optional_integer("observedGeneration") or 0,
-            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
-        )
+    @property
+    def has_status_images(self) -> bool:
+        """True when the status contains images."""
+        return bool(self.current_image or self.reported_image)
 
 
 def build_initial_conditions(now: str) -> tuple[object_meta.Condition, ...]:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from treenail.api import annotations as key
-from treenail.api import decode, object_meta
-from treenail.errors import ConfigError
+from treenail.api import object_meta
+from treenail.encoding import codec
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineOSBuild"
@@ -28,25 +29,25 @@ class BuildState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class MachineOSBuild:
+class MachineOSBuild(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     """Snapshot of a MachineOSBuild."""
 
     metadata: object_meta.ObjectMeta
-    config: str = ""
+    config: Annotated[str, codec.Key("spec.machineConfig.name")] = ""
     """The rendered config in the image."""
-    image_config: str = ""
+    image_config: Annotated[str, codec.Key("spec.machineOSConfig.name")] = ""
     """Name of the MachineOSConfig."""
-    push_spec: str = ""
-    conditions: tuple[object_meta.Condition, ...] = ()
-    pull_spec: str = ""
+    push_spec: Annotated[str, codec.Key("spec.renderedImagePushSpec")] = ""
+    conditions: object_meta.StatusConditions = ()
+    pull_spec: Annotated[str, codec.Key("status.digestedImagePushSpec")] = ""
     """The pushed image by digest; empty until the build succeeds."""
-    start: str = ""
+    start: Annotated[str, codec.Key("status.buildStart")] = ""
     """Time in RFC 3339; empty before the build starts."""
-    end: str = ""
+    end: Annotated[str, codec.Key("status.buildEnd")] = ""
     """Time in RFC 3339; empty until the build ends."""
-    job: str = ""
+    job: Annotated[str, codec.Key("status.builder.job.name")] = ""
     """Name of the Job; empty for a build without one."""
-    status: decode.Json = field(default_factory=dict, repr=False)
+    status: codec.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""
 
     @property
@@ -88,27 +89,6 @@ class MachineOSBuild:
     def content_key(self) -> str:
         """Key of what the image is built from; empty for a build of the MCO."""
         return self.metadata.annotations.get(key.CONTENT_KEY, "")
-
-    @classmethod
-    def from_json(cls, document: object) -> "MachineOSBuild":
-        """Read an API object or a file; raise `ConfigError`."""
-        fields = decode.Fields.from_json(document, "")
-        kind = fields.get_text("kind")
-        if kind not in ("", KIND):
-            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
-        spec, status = fields.get_object("spec"), fields.get_object("status")
-        return cls(
-            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
-            config=spec.get_object("machineConfig").get_text("name"),
-            image_config=spec.get_object("machineOSConfig").get_text("name"),
-            push_spec=spec.get_text("renderedImagePushSpec"),
-            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
-            pull_spec=status.get_text("digestedImagePushSpec"),
-            start=status.get_text("buildStart"),
-            end=status.get_text("buildEnd"),
-            job=status.get_object("builder").get_object("job").get_text("name"),
-            status=status.get_other_fields(),
-        )
 
 
 _STATES_LATEST_FIRST = (

@@ -2,25 +2,14 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from treenail.api import annotations as key
 from treenail.api import decode, object_meta
-from treenail.errors import ConfigError
+from treenail.encoding import codec
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineOSConfig"
-
-_SPEC_FIELDS = frozenset({
-    "baseImagePullSecret", "containerFile", "imageBuilder", "machineConfigPool",
-    "renderedImagePushSecret", "renderedImagePushSpec",
-})  # fmt: skip
-_INNER_FIELDS = {
-    "baseImagePullSecret": frozenset({"name"}),
-    "imageBuilder": frozenset({"imageBuilderType"}),
-    "machineConfigPool": frozenset({"name"}),
-    "renderedImagePushSecret": frozenset({"name"}),
-}
-_ENTRY_FIELDS = frozenset({"containerfileArch", "content"})
 
 CONTAINERFILE_LIMIT = 4096
 """Maximum characters of one Containerfile."""
@@ -51,37 +40,36 @@ class ImageConfigCondition(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerfileEntry:
+class ContainerfileEntry(codec.JsonObject):
     """The user's Containerfile for one architecture."""
 
-    architecture: str
+    architecture: Annotated[
+        str,
+        codec.Key("containerfileArch"),
+        codec.Via(lambda architecture: architecture or ContainerfileArch.NO_ARCH),
+    ]
     content: str = field(repr=False)
-
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "ContainerfileEntry":
-        architecture = fields.get_text("containerfileArch") or ContainerfileArch.NO_ARCH
-        return cls(architecture, fields.get_text("content"))
 
 
 @dataclass(frozen=True, slots=True)
-class MachineOSConfig:
+class MachineOSConfig(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     """Snapshot of a MachineOSConfig; an empty name of a Secret or object is unset."""
 
     metadata: object_meta.ObjectMeta
-    pool: str = ""
-    containerfiles: tuple[ContainerfileEntry, ...] = ()
-    push_spec: str = ""
+    pool: Annotated[str, codec.Key("spec.machineConfigPool.name")] = ""
+    containerfiles: Annotated[tuple[ContainerfileEntry, ...], codec.Key("spec.containerFile")] = ()
+    push_spec: Annotated[str, codec.Key("spec.renderedImagePushSpec")] = ""
     """Where images are pushed to; each build replaces the tag by its own name."""
-    push_secret: str = ""
-    base_pull_secret: str = ""
-    builder_type: str = ""
-    pull_spec: str = ""
+    push_secret: Annotated[str, codec.Key("spec.renderedImagePushSecret.name")] = ""
+    base_pull_secret: Annotated[str, codec.Key("spec.baseImagePullSecret.name")] = ""
+    builder_type: Annotated[str, codec.Key("spec.imageBuilder.imageBuilderType")] = ""
+    pull_spec: Annotated[str, codec.Key("status.currentImagePullSpec")] = ""
     """The last built image by digest; empty before the first build."""
-    observed_generation: int = 0
-    conditions: tuple[object_meta.Condition, ...] = ()
-    spec: decode.Json = field(default_factory=dict, repr=False)
+    observed_generation: Annotated[int, codec.Key("status.observedGeneration")] = 0
+    conditions: object_meta.StatusConditions = ()
+    spec: codec.Json = field(default_factory=dict, repr=False)
     """The original spec: names of builds contain its hash."""
-    status: decode.Json = field(default_factory=dict, repr=False)
+    status: codec.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""
 
     @property
@@ -144,39 +132,11 @@ class MachineOSConfig:
         by_architecture = {entry.architecture: entry for entry in reversed(self.containerfiles)}
         return by_architecture.get(architecture) or by_architecture.get(ContainerfileArch.NO_ARCH)
 
-    @classmethod
-    def from_json(cls, document: object) -> "MachineOSConfig":
-        """Read an API object or a file; raise `ConfigError`."""
-        fields = decode.Fields.from_json(document, "")
-        kind = fields.get_text("kind")
-        if kind not in ("", KIND):
-            raise ConfigError(f"kind: expected {KIND}, found {kind!r:.60}")
-        spec, status = fields.get_object("spec"), fields.get_object("status")
-        return cls(
-            metadata=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
-            pool=spec.get_object("machineConfigPool").get_text("name"),
-            containerfiles=spec.map_objects("containerFile", ContainerfileEntry.from_fields),
-            push_spec=spec.get_text("renderedImagePushSpec"),
-            push_secret=spec.get_object("renderedImagePushSecret").get_text("name"),
-            base_pull_secret=spec.get_object("baseImagePullSecret").get_text("name"),
-            builder_type=spec.get_object("imageBuilder").get_text("imageBuilderType"),
-            pull_spec=status.get_text("currentImagePullSpec"),
-            observed_generation=status.get_optional_integer("observedGeneration") or 0,
-            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
-            spec=spec.get_other_fields(),
-            status=status.get_other_fields(),
-        )
-
 
 def reject_unknown_image_config_fields(document: object) -> None:
     """Raise `ConfigError` for a field of the spec that no MachineOSConfig has.
 
     An API server drops such a field, and a build without it succeeds with another image.
     """
-    spec = decode.Fields.from_json(document, "").get_object("spec")
-    decode.reject_unknown_fields(spec, _SPEC_FIELDS)
-    for name, known in _INNER_FIELDS.items():
-        decode.reject_unknown_fields(spec.get_object(name), known)
-    has_entries = spec.values.get("containerFile") is not None
-    for entry in spec.iter_objects("containerFile") if has_entries else ():
-        decode.reject_unknown_fields(entry, _ENTRY_FIELDS)
+    spec = decode.Fields.from_json(document, "").values.get("spec")
+    codec.read_value(MachineOSConfig, {"spec": spec}, "", is_strict=True)

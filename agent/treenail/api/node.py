@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from treenail.api import decode, object_meta
+from treenail.encoding import codec
 
 DEFAULT_ARCHITECTURE = "amd64"
 """For a pool without nodes."""
@@ -13,6 +14,15 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def convert_machine_name(machine: str) -> str:
     """Return the architecture of a machine of uname(2), as in the label ``kubernetes.io/arch``."""
     return _ARCHITECTURES.get(machine, machine)
+
+
+class _NodeCondition(codec.Shape):
+    """A condition; the kubelet repeats it every few minutes."""
+
+    type: str
+    status: str
+    message: str
+    last_heartbeat_time: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +48,10 @@ class Node:
     def from_json(cls, document: object) -> "Node":
         """Read an API object; raise `ConfigError`."""
         fields = decode.Fields.from_json(document, "Node")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
+        conditions = status.read_list("conditions", _NodeCondition)
         ready = next((condition for condition in conditions if condition.type == "Ready"), None)
-        heard = status.map_objects(
-            "conditions", lambda condition: condition.get_text("lastHeartbeatTime")
-        )
         return cls(
             name=fields.get_object("metadata").get_required_text("name"),
             annotations=meta.annotations,
@@ -53,7 +60,7 @@ class Node:
             is_ready=ready is not None and ready.status == "True",
             not_ready_message=ready.message if ready is not None and ready.status != "True" else "",
             boot_id=status.get_object("nodeInfo").get_text("bootID"),
-            last_heartbeat=max(heard, default=""),
+            last_heartbeat=max((at.last_heartbeat_time for at in conditions), default=""),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from treenail.api import decode
+from treenail import clocks
+from treenail.encoding import codec, json_values
 
 # Kubernetes limits the whole name, not its parts (validation.IsDNS1123Subdomain).
 _PART = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
@@ -12,8 +14,18 @@ _NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
 _NAME_LIMIT = 253
 
 
+def _read_timestamp(text: str) -> float:
+    if (seconds := clocks.parse_rfc3339(text)) is None:
+        raise json_values.Mismatch("an RFC 3339 time", text)
+    return seconds
+
+
+Timestamp = Annotated[float, codec.Via(_read_timestamp, clocks.format_rfc3339, wire=str)]
+"""Seconds since the epoch; a time of RFC 3339 in JSON."""
+
+
 @dataclass(frozen=True, slots=True)
-class OwnerReference:
+class OwnerReference(codec.JsonObject):
     """Reference to the owner of an object."""
 
     api_version: str
@@ -23,29 +35,9 @@ class OwnerReference:
     controller: bool | None = None
     block_owner_deletion: bool | None = None
 
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "OwnerReference":
-        return cls(
-            api_version=fields.get_text("apiVersion"),
-            kind=fields.get_text("kind"),
-            name=fields.get_text("name"),
-            uid=fields.get_text("uid"),
-            controller=fields.get_optional_bool("controller"),
-            block_owner_deletion=fields.get_optional_bool("blockOwnerDeletion"),
-        )
-
-    def to_json(self) -> decode.Json:
-        return {
-            "apiVersion": self.api_version,
-            "kind": self.kind,
-            "name": self.name,
-            "uid": self.uid,
-            **omit_none(controller=self.controller, blockOwnerDeletion=self.block_owner_deletion),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class ObjectMeta:
+class ObjectMeta(codec.JsonObject, omits_defaults=True):
     """Metadata of an object; ``others`` keeps unknown fields."""
 
     name: str = ""
@@ -56,7 +48,7 @@ class ObjectMeta:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     owner_references: tuple[OwnerReference, ...] = ()
-    others: decode.Json = field(default_factory=dict, repr=False)
+    others: Annotated[codec.Json, codec.REST] = field(default_factory=dict, repr=False)
 
     @property
     def is_deleting(self) -> bool:
@@ -67,40 +59,9 @@ class ObjectMeta:
         """Creation time in RFC 3339, to order objects; empty for an object of a file."""
         return str(self.others.get("creationTimestamp") or "")
 
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "ObjectMeta":
-        return cls(
-            name=fields.get_text("name"),
-            namespace=fields.get_text("namespace"),
-            uid=fields.get_text("uid"),
-            resource_version=fields.get_text("resourceVersion"),
-            generation=fields.get_optional_integer("generation") or 0,
-            labels=fields.get_text_map("labels"),
-            annotations=fields.get_text_map("annotations"),
-            owner_references=fields.map_objects("ownerReferences", OwnerReference.from_fields),
-            others=fields.get_other_fields(
-                "name", "namespace", "uid", "resourceVersion", "generation", "labels",
-                "annotations", "ownerReferences",
-            ),
-        )  # fmt: skip
-
-    def to_json(self) -> decode.Json:
-        """Convert to JSON without empty fields, as Kubernetes does."""
-        known = {
-            "name": self.name,
-            "namespace": self.namespace,
-            "uid": self.uid,
-            "resourceVersion": self.resource_version,
-            "generation": self.generation,
-            "labels": dict(self.labels),
-            "annotations": dict(self.annotations),
-            "ownerReferences": [owner.to_json() for owner in self.owner_references],
-        }
-        return {**self.others, **{name: value for name, value in known.items() if value}}
-
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(codec.JsonObject):
     """One condition of an object; ``status`` is True, False or Unknown."""
 
     type: str
@@ -109,24 +70,31 @@ class Condition:
     message: str = ""
     last_transition_time: str = ""
 
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "Condition":
-        return cls(
-            type=fields.get_text("type"),
-            status=fields.get_text("status"),
-            reason=fields.get_text("reason"),
-            message=fields.get_text("message"),
-            last_transition_time=fields.get_text("lastTransitionTime"),
-        )
 
-    def to_json(self) -> decode.Json:
-        return {
-            "type": self.type,
-            "status": self.status,
-            "reason": self.reason,
-            "message": self.message,
-            "lastTransitionTime": self.last_transition_time,
-        }
+StatusConditions = Annotated[tuple[Condition, ...], codec.Key("status.conditions")]
+
+
+class _NameReference(codec.Shape):
+    name: str
+
+
+ObjectNames = Annotated[
+    tuple[str, ...],
+    codec.Via(
+        lambda references: tuple(reference.name for reference in references),
+        wire=tuple[_NameReference, ...],
+    ),
+]
+"""Names in a list of references."""
+
+
+class _DescribedObject(codec.Shape):
+    metadata: ObjectMeta
+
+
+def read_metadata(document: object, where: str = "") -> ObjectMeta:
+    """Return the metadata of an object; raise `ConfigError`."""
+    return _DescribedObject.from_json(document, where).metadata
 
 
 def merge_conditions(
@@ -146,11 +114,6 @@ def merge_conditions(
             condition.type, condition.status, condition.reason, condition.message, since
         )
     return tuple(merged.values())
-
-
-def omit_none(**fields: object) -> decode.Json:
-    """Return the fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def is_object_name(text: str) -> bool:

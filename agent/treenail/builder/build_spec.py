@@ -11,12 +11,13 @@ inputs, which no container of the Job can write. The containers share one work d
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated
 
 from treenail import errors, memory
 from treenail.api import decode
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import image_mirrors
+from treenail.encoding import codec
 from treenail.image import containerfile
 
 BUILT_IMAGE = "built"
@@ -33,48 +34,23 @@ _LIMIT = memory.MIB  # bytes of one input file
 
 
 @dataclass(frozen=True, slots=True)
-class BuildSpec:
+class BuildSpec(codec.JsonObject, where="build.json"):
     """Facts that all containers of a build need; holds no credential."""
 
-    push_spec: str
+    push_spec: Annotated[str, codec.require("REGISTRY/REPOSITORY:TAG", bool)]
     """``REGISTRY/REPOSITORY:TAG`` that the image is pushed to."""
-    architecture: str = DEFAULT_ARCHITECTURE
+    architecture: Annotated[str, codec.Via(lambda name: name or DEFAULT_ARCHITECTURE)] = (
+        DEFAULT_ARCHITECTURE
+    )
     """Architecture of the images and of the node, as in image indexes."""
     cache_repository: str = ""
     """``REGISTRY/REPOSITORY`` with the layers of earlier builds; empty without a cache."""
     user_line: int = 1
     """First line of the user's text in the composed Containerfile; 0 without one."""
-    push_registry: str = ""
+    push_registry: Annotated[str, codec.Key(omit=True)] = ""
     """``HOST:PORT`` to push to in place of the registry of ``push_spec``; empty for that one."""
-    mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS
+    mirrors: Annotated[image_mirrors.MirrorsField, codec.Key(omit=True)] = image_mirrors.NO_MIRRORS
     """Where images of the Containerfile are pulled from."""
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "pushSpec": self.push_spec,
-                "architecture": self.architecture,
-                "cacheRepository": self.cache_repository,
-                "userLine": self.user_line,
-                **({"pushRegistry": self.push_registry} if self.push_registry else {}),
-                **({"mirrors": self.mirrors.to_json()} if self.mirrors.rules else {}),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "BuildSpec":
-        fields = decode.Fields.from_json(decode.load_json(text, where="build.json"), "build.json")
-        if not (push_spec := fields.get_text("pushSpec")):
-            raise fields.make_error("pushSpec", "REGISTRY/REPOSITORY:TAG")
-        user_line = fields.get_optional_integer("userLine")
-        return cls(
-            push_spec=push_spec,
-            architecture=fields.get_text("architecture") or DEFAULT_ARCHITECTURE,
-            cache_repository=fields.get_text("cacheRepository"),
-            user_line=1 if user_line is None else user_line,
-            push_registry=fields.get_text("pushRegistry"),
-            mirrors=image_mirrors.ImageMirrors(image_mirrors.read_mirror_rules(fields, "mirrors")),
-        )
 
     def convert_line(self, line: int) -> int:
         """Convert a line of the composed Containerfile to the user's; 0 before the user's text."""
@@ -83,7 +59,7 @@ class BuildSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedImage:
+class FetchedImage(codec.JsonObject):
     """An image that `fetch` wrote to the layout."""
 
     reference: str
@@ -97,39 +73,10 @@ class FetchedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOutput:
+class FetchOutput(codec.JsonObject, where="fetched.json"):
     """Content of ``fetched.json``."""
 
     images: tuple[FetchedImage, ...] = ()
-
-    def to_json(self) -> str:
-        images: list[decode.Json] = [
-            {
-                "reference": image.reference,
-                "name": image.name,
-                "repository": image.repository,
-                "digest": image.digest,
-            }
-            for image in self.images
-        ]
-        return json.dumps({"images": images})
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        fields = decode.Fields.from_json(
-            decode.load_json(text, where="fetched.json"), "fetched.json"
-        )
-        return cls(
-            tuple(
-                FetchedImage(
-                    reference=image.get_text("reference"),
-                    name=image.get_text("name"),
-                    repository=image.get_text("repository"),
-                    digest=image.get_text("digest"),
-                )
-                for image in fields.iter_objects("images")
-            )
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +100,20 @@ class BuildDirectories:
             ) from error
 
     def read_spec(self) -> BuildSpec:
-        return BuildSpec.from_json(self._read_file(self.inputs / "build.json"))
+        return BuildSpec.from_json(self._load_json(self.inputs / "build.json"))
 
     def read_fetched(self) -> FetchOutput:
-        return FetchOutput.from_json(self._read_file(self.work / "fetched.json"))
+        return FetchOutput.from_json(self._load_json(self.work / "fetched.json"))
 
     def write_fetched(self, fetched: FetchOutput) -> None:
         path = self.work / "fetched.json"
         try:
-            path.write_text(fetched.to_json())
+            path.write_text(json.dumps(fetched.to_json()))
         except OSError as error:
             raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
+
+    def _load_json(self, path: Path) -> object:
+        return decode.load_json(self._read_file(path), where=path.name)
 
     def _read_file(self, path: Path) -> bytes:
         try:

@@ -1,6 +1,7 @@
 """Builder on this host: the phases of a build as processes, in directories of their own."""
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -188,7 +189,7 @@ class LocalBuilder:
             inputs.mkdir()
             work.mkdir(exist_ok=True)
             (inputs / "Containerfile").write_text(text)
-            (inputs / "build.json").write_text(spec.to_json())
+            (inputs / "build.json").write_text(json.dumps(spec.to_json()))
             _write_files(inputs / "context", files.context)
             for name, (target, contents) in files.mounts.items():
                 _write_files(path / "mounts" / name, contents)
@@ -254,7 +255,7 @@ class LocalBuild:
     def has_image(self) -> bool:
         """Return whether an earlier attempt with these inputs built the image."""
         try:
-            result = build_result.BuildResult.from_json(
+            result = build_result.BuildResult.from_text(
                 self._get_result_path(build_result.BuildPhase.BUILD).read_bytes()
             )
             layout = build_layout.ImageLayout(self.directories.layout)
@@ -295,7 +296,7 @@ class LocalBuild:
                 message=f"phase {phase} of the build took longer than {timeout_s:g} s",
             )
         try:
-            return build_result.BuildResult.from_json(result_path.read_bytes())
+            return build_result.BuildResult.from_text(result_path.read_bytes())
         except OSError as error:
             raise errors.HostError(
                 f"phase {phase} of the build ended with exit code {process.returncode}, and "

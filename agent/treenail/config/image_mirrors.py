@@ -8,9 +8,11 @@ whether registries.conf can change without a drain.
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from treenail.api import decode, machineconfig
 from treenail.config import node_paths, wanted_state
+from treenail.encoding import codec, json_values
 from treenail.errors import ConfigError
 
 DIGEST_ONLY, TAG_ONLY = "digest-only", "tag-only"
@@ -33,13 +35,19 @@ _WILDCARD = "*."
 _PULLS = ("", "all", DIGEST_ONLY, TAG_ONLY)
 
 
+def _read_pull(pull: str) -> str:
+    if pull not in _PULLS:
+        raise json_values.Mismatch(f"one of {', '.join(_PULLS[1:])}", pull)
+    return "" if pull == "all" else pull
+
+
 @dataclass(frozen=True, slots=True)
-class MirrorLocation:
+class MirrorLocation(codec.JsonObject):
     """One mirror."""
 
-    location: str
+    location: codec.NonEmptyText
     """``REGISTRY`` or ``REGISTRY/PATH``."""
-    pull: str = ""
+    pull: Annotated[str, codec.Key("pull-from-mirror"), codec.Via(_read_pull)] = ""
     """`DIGEST_ONLY`, `TAG_ONLY`, or empty for every image."""
 
 
@@ -107,28 +115,53 @@ class ImageMirrors:
             )
         return ImageMirrors(tuple(merged.values()))
 
-    def to_json(self) -> list[decode.Json]:
-        """Encode the rules for `read_mirror_rules`, in the form of registries.conf."""
-        return [
-            {
-                "prefix": rule.prefix,
-                "location": rule.location,
-                "blocked": rule.is_blocked,
-                "mirror": [
-                    {"location": mirror.location, "pull-from-mirror": mirror.pull}
-                    for mirror in rule.mirrors
-                ],
-            }
-            for rule in self.rules
-        ]
-
 
 NO_MIRRORS = ImageMirrors()
 
 
-def read_mirror_rules(fields: decode.Fields, name: str) -> tuple[MirrorRule, ...]:
-    """Read the list ``name`` of tables of registries.conf; raise `ConfigError`."""
-    return fields.map_objects(name, _read_rule)
+class _RuleTable(codec.Shape):
+    """A rule in the form of registries.conf."""
+
+    prefix: str
+    location: str
+    mirrors: Annotated[tuple[MirrorLocation, ...], codec.Key("mirror")] = ()
+    is_blocked: Annotated[bool, codec.Key("blocked")] = False
+    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only", omit=True)] = False
+
+
+def _build_rule(table: _RuleTable) -> MirrorRule:
+    prefix = table.prefix or table.location
+    if not prefix:
+        raise json_values.Mismatch("REGISTRY or REGISTRY/PATH")
+    mirrors = table.mirrors
+    if table.is_digest_only:
+        mirrors = tuple(MirrorLocation(mirror.location, DIGEST_ONLY) for mirror in mirrors)
+    location = "" if table.location == prefix else table.location
+    return MirrorRule(prefix, location, mirrors, table.is_blocked)
+
+
+_RulesField = tuple[Annotated[MirrorRule, codec.Via(_build_rule, wire=_RuleTable)], ...]
+
+
+def encode_mirrors(mirrors: ImageMirrors) -> list[decode.Json]:
+    """Encode the rules in the form of registries.conf."""
+    return [
+        _RuleTable(
+            prefix=rule.prefix,
+            location=rule.location,
+            mirrors=rule.mirrors,
+            is_blocked=rule.is_blocked,
+        ).to_json()
+        for rule in mirrors.rules
+    ]
+
+
+MirrorsField = Annotated[ImageMirrors, codec.Via(ImageMirrors, encode_mirrors, wire=_RulesField)]
+"""The type of a field with rules in the form of registries.conf."""
+
+
+class _RegistriesConf(codec.Shape):
+    rules: Annotated[_RulesField, codec.Key("registry")] = ()
 
 
 def read_config_mirrors(config: machineconfig.MachineConfig) -> ImageMirrors:
@@ -152,7 +185,7 @@ def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ..
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: it is not TOML", remedy="correct the file") from error
-    return read_mirror_rules(decode.Fields.from_json(document, where), "registry")
+    return _RegistriesConf.from_json(document, where).rules
 
 
 def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorRule]:
@@ -172,31 +205,6 @@ def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorR
 def _is_drop_in(path: str) -> bool:
     name = path.removeprefix(_DROP_INS)
     return name != path and "/" not in name and name.endswith(".conf")
-
-
-def _read_rule(fields: decode.Fields) -> MirrorRule:
-    location = fields.get_text("location")
-    prefix = fields.get_text("prefix") or location
-    if not prefix:
-        raise fields.make_error("location", "REGISTRY or REGISTRY/PATH")
-    is_digest_only = fields.get_bool("mirror-by-digest-only")
-    return MirrorRule(
-        prefix,
-        "" if location == prefix else location,
-        tuple(_read_mirrors(fields, is_digest_only=is_digest_only)),
-        fields.get_bool("blocked"),
-    )
-
-
-def _read_mirrors(fields: decode.Fields, *, is_digest_only: bool) -> Iterator[MirrorLocation]:
-    for mirror in fields.iter_objects("mirror"):
-        pull = mirror.get_text("pull-from-mirror")
-        if pull not in _PULLS:
-            raise mirror.make_error("pull-from-mirror", f"one of {', '.join(_PULLS[1:])}")
-        kept = "" if pull == "all" else pull
-        yield MirrorLocation(
-            mirror.get_required_text("location"), DIGEST_ONLY if is_digest_only else kept
-        )
 
 
 _DIGEST_ONLY = "digest-only"

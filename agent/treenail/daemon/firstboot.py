@@ -5,7 +5,7 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from treenail import clocks, codec, errors, retry
+from treenail import clocks, errors, retry
 from treenail.api import documents, machineconfig
 from treenail.config import node_paths, wanted_state
 from treenail.daemon.checks.preflight import PreflightChecker
@@ -13,6 +13,7 @@ from treenail.daemon.cluster.pull_secrets import PullSecrets
 from treenail.daemon.firstboot_verifier import FirstBootVerifier
 from treenail.daemon.local.status_file import StatusFile
 from treenail.daemon.reconcile import observe, os_transaction
+from treenail.encoding import json_text
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import OSBackend, TransactionProgress, TransactionVerdict
 from treenail.host.system.kernel import HostKernel
@@ -174,7 +175,7 @@ class FirstBootRunner:
     def _read_state(self) -> firstboot.FirstBootProgress:
         content = self._files.read_file(STATE_FILE, limit=_LIMIT)
         try:
-            return firstboot.from_json(codec.parse_json(content or b"null"))
+            return firstboot.from_json(json_text.parse_json(content or b"null"))
         except ValueError:
             return firstboot.FirstBootProgress()
 

@@ -7,13 +7,14 @@ of the Machine Config Operator (MCO).
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from typing import Annotated
 
 from treenail.api import decode, machineosbuild, object_meta
+from treenail.encoding import codec
 from treenail.errors import ConfigError
 from treenail.oci_content import is_digest
 from treenail.sanitize import escape_text
@@ -167,6 +168,7 @@ LIMIT_BYTES = 4096
 
 _MAX_PHASES = 16
 _MAX_NAME = 32
+_FAILURE_MESSAGE_LIMIT = 2000
 _OMITTED = "\n…\n"
 
 
@@ -178,20 +180,37 @@ class BuildPhase(StrEnum):
     PUSH = "push"
 
 
+def _read_reason(text: str) -> object:
+    return codec.get_reader(BuildReason)(text) if text else None
+
+
+def _limit_steps(seconds: Mapping[str, float]) -> dict[str, float]:
+    steps = list(seconds.items())[:_MAX_PHASES]
+    return {name[:_MAX_NAME]: round(value, 3) for name, value in steps}
+
+
+_Seconds = Annotated[float, codec.require("a number of seconds", lambda seconds: seconds >= 0)]
+
+
 @dataclass(frozen=True, slots=True)
-class BuildResult:
+class BuildResult(codec.JsonObject, where="build result"):
     """Report of one container of a build at its end."""
 
     phase: BuildPhase
-    digest: str = ""
+    digest: Annotated[
+        str,
+        codec.require("sha256: and 64 hex digits", lambda digest: not digest or is_digest(digest)),
+    ] = ""
     """Manifest digest of the pushed image; empty unless ``push`` succeeded."""
-    reason: BuildReason | None = None
+    reason: Annotated[BuildReason | None, codec.Via(_read_reason, wire=str)] = None
     """None when the phase succeeded."""
-    line: int = 0
+    line: Annotated[int, codec.require("a line number", lambda line: line >= 0)] = 0
     """Line of the composed Containerfile that failed, from 1; 0 for none."""
     message: str = ""
-    """Cause and last output, without credentials; `to_json` shortens it in the middle."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Cause and last output, without credentials; `to_text` shortens it in the middle."""
+    seconds: Annotated[Mapping[str, _Seconds], codec.Via(_limit_steps, _limit_steps)] = field(
+        default_factory=dict
+    )
     """Seconds by step: pull, build, push and others."""
 
     @property
@@ -206,7 +225,7 @@ class BuildResult:
         is_user = classify_retry(self.reason) is RetryClass.USER
         return EXIT_USER if is_user else EXIT_EXTERNAL
 
-    def to_json(self) -> str:
+    def to_text(self) -> str:
         """Return the JSON text of at most `LIMIT_BYTES` bytes of UTF-8."""
         text = self._encode(self.message)
         low, high = 0, len(self.message)
@@ -222,7 +241,7 @@ class BuildResult:
         return text
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "BuildResult":
+    def from_text(cls, text: str | bytes) -> "BuildResult":
         """Parse a termination message; raise `ConfigError` for anything else.
 
         A reason of a newer builder is an error too: a failure must not look like a success.
@@ -232,37 +251,10 @@ class BuildResult:
             raise ConfigError(
                 f"build result: expected at most {LIMIT_BYTES} bytes, found {size} bytes"
             )
-        fields = decode.Fields.from_json(
-            decode.load_json(text, where="build result"), "build result"
-        )
-        digest = fields.get_text("digest")
-        if digest and not is_digest(digest):
-            raise fields.make_error("digest", "sha256: and 64 hex digits")
-        line = fields.get_optional_integer("line") or 0
-        if line < 0:
-            raise fields.make_error("line", "a line number")
-        reason = fields.get_text("reason")
-        return cls(
-            phase=BuildPhase(_check_member(fields, "phase", BuildPhase)),
-            digest=digest,
-            reason=BuildReason(_check_member(fields, "reason", BuildReason)) if reason else None,
-            line=line,
-            message=fields.get_text("message"),
-            seconds=_read_seconds(fields.get_object("seconds")),
-        )
+        return cls.from_json(decode.load_json(text, where="build result"))
 
     def _encode(self, message: str) -> str:
-        document: decode.Json = {
-            "phase": self.phase.value,
-            "digest": self.digest,
-            "reason": self.reason.value if self.reason else "",
-            "line": self.line,
-            "message": message,
-            "seconds": {
-                name[:_MAX_NAME]: round(value, 3)
-                for name, value in list(self.seconds.items())[:_MAX_PHASES]
-            },
-        }
+        document = {**self.to_json(), "message": message}
         # Half a surrogate pair cannot be encoded as UTF-8; output of a program may contain one.
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace").decode()
@@ -276,41 +268,17 @@ def _shorten(text: str, length: int) -> str:
     return text[:head] + _OMITTED + text[len(text) - (length - head) :]
 
 
-def _check_member(fields: decode.Fields, name: str, members: type[StrEnum]) -> str:
-    value = fields.get_text(name)
-    if value not in tuple(members):
-        raise fields.error(
-            f"{fields.path_of(name)}: expected {' or '.join(members)}, found {value!r:.60}"
-        )
-    return value
-
-
-def _read_seconds(fields: decode.Fields) -> dict[str, float]:
-    phases: dict[str, float] = {}
-    for name, value in list(fields.values.items())[:_MAX_PHASES]:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise fields.make_error(name, "a number of seconds")
-        try:
-            seconds = float(value)
-        except OverflowError:  # an integer of JSON may have any size
-            seconds = math.inf
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise fields.make_error(name, "a number of seconds")
-        phases[name[:_MAX_NAME]] = seconds
-    return phases
-
-
 @dataclass(frozen=True, slots=True)
-class AttemptFailure:
+class AttemptFailure(codec.JsonObject):
     """Why one attempt of a build failed."""
 
     reason: BuildReason
-    message: str
+    message: Annotated[str, codec.Via(write=lambda message: message[:_FAILURE_MESSAGE_LIMIT])]
     line: int = 0
     """Line of the user's Containerfile, from 1; 0 for none."""
     log: str = ""
     """The last output of the instruction, without credentials."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Annotated[Mapping[str, float], codec.EXCLUDED] = field(default_factory=dict)
     """Duration of each phase."""
 
 
@@ -332,34 +300,27 @@ _CONDITIONS: dict[machineosbuild.BuildState, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(codec.JsonObject, where="Job"):
     """Counts and conditions of a Job."""
 
-    active: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    has_uncounted_pods: bool = False
-    """Pods ended that no count contains yet."""
-    conditions: tuple[object_meta.Condition, ...] = ()
-    is_deleting: bool = False
+    active: Annotated[int, codec.Key("status.active")] = 0
+    succeeded: Annotated[int, codec.Key("status.succeeded")] = 0
+    failed: Annotated[int, codec.Key("status.failed")] = 0
+    uncounted_succeeded: Annotated[
+        tuple[str, ...], codec.Key("status.uncountedTerminatedPods.succeeded")
+    ] = ()
+    uncounted_failed: Annotated[
+        tuple[str, ...], codec.Key("status.uncountedTerminatedPods.failed")
+    ] = ()
+    conditions: object_meta.StatusConditions = ()
+    is_deleting: Annotated[
+        bool, codec.Key("metadata.deletionTimestamp"), codec.Via(bool, wire=str)
+    ] = False
 
-    @classmethod
-    def from_json(cls, document: object) -> "JobStatus":
-        """Read a Job; raise `ConfigError`."""
-        fields = decode.Fields.from_json(document, "Job")
-        status = fields.get_object("status")
-        uncounted = status.get_object("uncountedTerminatedPods")
-        metadata = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
-        return cls(
-            active=status.get_optional_integer("active") or 0,
-            succeeded=status.get_optional_integer("succeeded") or 0,
-            failed=status.get_optional_integer("failed") or 0,
-            has_uncounted_pods=bool(
-                uncounted.get_list("succeeded") or uncounted.get_list("failed")
-            ),
-            conditions=status.map_objects("conditions", object_meta.Condition.from_fields),
-            is_deleting=metadata.is_deleting,
-        )
+    @property
+    def has_uncounted_pods(self) -> bool:
+        """Pods ended that no count contains yet."""
+        return bool(self.uncounted_succeeded or self.uncounted_failed)
 
     def find_condition(self, kind: str) -> object_meta.Condition | None:
         """Return the condition of a type if it is True."""

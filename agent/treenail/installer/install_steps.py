@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import clocks, codec, errors, memory
+from treenail import clocks, errors, memory
+from treenail.encoding import codec, json_text
 from treenail.installer.directory import install_files, install_state
 
 log = logging.getLogger(__name__)
@@ -365,7 +366,7 @@ def read_install_status(
     if content is None:
         return None
     try:
-        document = codec.parse_json(content)
+        document = json_text.parse_json(content)
     except ValueError as error:
         raise _make_damaged_error(directory, error) from error
     try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import json_text
 from treenail.kube import resources
 from treenail.kube.request import (
     JSON_CONTENT_TYPE,
@@ -391,7 +392,7 @@ def _build_delete_options(uid: str, grace_s: int | None, resource_version: str =
 
 def _decode_object(operation: str, text: bytes) -> Json:
     try:
-        value = codec.parse_json(text)
+        value = json_text.parse_json(text)
     except ValueError as error:
         raise errors.ClusterError(f"{operation}: the response is not JSON") from error
     if not isinstance(value, dict):

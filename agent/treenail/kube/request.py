@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from treenail import codec, errors, memory
+from treenail import errors, memory
+from treenail.encoding import json_text
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_BYTES = 64 * memory.MIB
@@ -102,7 +103,7 @@ def check_length(length: int, max_bytes: int, operation: str) -> None:
 def make_response_error(operation: str, reply: ApiResponse) -> errors.ClusterError:
     """Build the error for an unsuccessful response to ``operation``."""
     try:
-        status = codec.parse_json(reply.body)
+        status = json_text.parse_json(reply.body)
     except ValueError:
         status = {}
     # A load balancer before the API server answers with a page of its own.

@@ -1,13 +1,15 @@
 """Decide the next action at first boot, before the machine joins its cluster."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api import annotations as key
 from treenail.api import machineconfig, pullspec
 from treenail.config import node_paths, wanted_state
 from treenail.deployment_change import DeploymentChange
+from treenail.encoding import codec
 from treenail.update.impact import os_change
 
 Json = dict[str, object]
@@ -46,10 +48,10 @@ class FirstBootTarget:
 class FirstBootProgress:
     """The progress of earlier boots."""
 
-    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
-    boot_id: str = field(default="", metadata=codec.key("bootID"))
+    reboot_count: Annotated[int, codec.Key("rebootCount")] = 0
+    boot_id: Annotated[str, codec.Key("bootID")] = ""
     """The boot in which the last reboot was requested."""
-    staged_id: str = field(default="", metadata=codec.key("stagedID"))
+    staged_id: Annotated[str, codec.Key("stagedID")] = ""
     """The deployment for the reboot."""
 
 

@@ -23,8 +23,8 @@ from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.api.decode import Fields, load_json
 from treenail.api.machineconfigpool import MASTER, WORKER, MachineConfigPool
-from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import MIRROR_FILE, RECORD_FILE
+from treenail.encoding.json_text import parse_json
 from treenail.errors import ClusterError, ConfigError, HostError
 from treenail.host.system.state_file import LEDGER_PATH
 from treenail.installer.directory.install_files import InstallDirectory

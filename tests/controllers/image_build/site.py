@@ -474,7 +474,7 @@ def _build_container_status(result: BuildResult) -> Json:
     ended = {
         "exitCode": result.exit_code,
         "reason": "Completed" if result.has_succeeded else "Error",
-        "message": result.to_json(),
+        "message": result.to_text(),
         "finishedAt": "2026-01-01T00:00:00Z",
         "startedAt": "2026-01-01T00:00:00Z",
     }

@@ -15,7 +15,7 @@ def make_pod(*results: BuildResult | None, job_uid: str = "second") -> ObservedP
     statuses: list[dict[str, Any]] = []
     for phase, result in zip(BuildPhase, (*results, None, None, None), strict=False):
         ended = {} if result is None else {
-            "terminated": {"exitCode": result.exit_code, "message": result.to_json()}
+            "terminated": {"exitCode": result.exit_code, "message": result.to_text()}
         }  # fmt: skip
         statuses.append({"name": phase.value, "state": ended or {"waiting": {}}})
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "build-a", "uid": job_uid}

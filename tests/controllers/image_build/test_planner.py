@@ -126,7 +126,7 @@ def test_mirrors_of_the_config_reach_the_job_and_change_no_key(text: str) -> Non
     mirrored, plain = plans
     build = BuildReference("worker-1", "uid", "worker")
     document = build_inputs(mirrored, mirrored.systems[0], build, JobSettings())
-    spec = BuildSpec.from_json(str(get_object(document, "data")["build.json"]))
+    spec = BuildSpec.from_json(json.loads(str(get_object(document, "data")["build.json"])))
     assert spec.mirrors.list_places("registry.example.com/os/base", is_digest=True) == (
         "m.example/os/base", "registry.example.com/os/base",
     )  # fmt: skip

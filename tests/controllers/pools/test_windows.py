@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from treenail.api.decode import Fields
 from treenail.controllers.pools.maintenance_windows import (
     DAYS,
     MaintenanceWindow,
     WindowClosed,
     WindowOpen,
     find_window_state,
-    parse_window,
 )
 from treenail.errors import ConfigError
 
@@ -24,8 +22,14 @@ def at(text: str) -> float:
 
 
 def weekly(start: str, hours: float, *days: str, zone: str = "Europe/Berlin") -> MaintenanceWindow:
-    document = {"start": start, "days": list(days or DAYS), "timeZone": zone}
-    return parse_window(Fields.from_json(document, "windows[0]"), hours * HOUR)
+    return MaintenanceWindow.from_json(
+        {
+            "start": start,
+            "days": list(days or DAYS),
+            "duration": f"{hours * HOUR:.0f}s",
+            "timeZone": zone,
+        }
+    )
 
 
 SATURDAY = weekly("01:00", 4, "Sat")
@@ -127,7 +131,7 @@ def test_windows_use_their_own_time_zones() -> None:
 @pytest.mark.parametrize(
     ("fields", "length_s", "sentence"),
     [
-        ({}, None, "w.duration: expected a duration of at most a week"),
+        ({}, None, "w.duration: expected a duration such as 10m or 1h30m, found nothing"),
         ({}, 0.0, "w.duration: expected a duration of at most a week"),
         ({}, 168 * HOUR + 1, "w.duration: expected a duration of at most a week"),
         (
@@ -163,7 +167,10 @@ def test_windows_use_their_own_time_zones() -> None:
 def test_invalid_window_is_rejected(
     fields: dict[str, Any], length_s: float | None, sentence: str
 ) -> None:
-    document = {"days": ["Sat"], "start": "01:00", "timeZone": "UTC", **fields}
+    duration = None if length_s is None else f"{length_s:.0f}s"
+    document = {
+        "days": ["Sat"], "start": "01:00", "duration": duration, "timeZone": "UTC", **fields,
+    }  # fmt: skip
     with pytest.raises(ConfigError) as raised:
-        parse_window(Fields.from_json(document, "w"), length_s)
+        MaintenanceWindow.from_json(document, "w")
     assert str(raised.value) == sentence

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.controllers.rollout.builders import NEW, node
-from treenail.api.decode import Fields
-from treenail.controllers.pools.maintenance_windows import DAYS, parse_window
+from treenail.controllers.pools.maintenance_windows import DAYS, MaintenanceWindow
 from treenail.controllers.pools.rollout_record import (
     DEFAULT_NODE_S,
     estimate_node_s,
@@ -15,8 +14,8 @@ from treenail.controllers.pools.rollout_record import (
 )
 
 HOUR = 3600.0
-EVERY_NIGHT = {"days": list(DAYS), "start": "01:00", "timeZone": "UTC"}
-NIGHT = parse_window(Fields.from_json(EVERY_NIGHT, ""), 2 * HOUR)
+EVERY_NIGHT = {"days": list(DAYS), "start": "01:00", "duration": "2h", "timeZone": "UTC"}
+NIGHT = MaintenanceWindow.from_json(EVERY_NIGHT)
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 

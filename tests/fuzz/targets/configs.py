@@ -183,8 +183,8 @@ def read_node_file(content: bytes) -> Iterable[str]:
 
 def read_build_result(content: bytes) -> Iterable[str]:
     """Read the termination message of a build's pod."""
-    result = BuildResult.from_json(content)
-    assert BuildResult.from_json(result.to_json()) is not None
+    result = BuildResult.from_text(content)
+    assert BuildResult.from_text(result.to_text()) is not None
     return [str(result.exit_code), result.message]
 
 

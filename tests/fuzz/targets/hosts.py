@@ -10,8 +10,8 @@ from tests.fuzz.targets.scratch import make_directory
 from tests.host.bootc import test_status
 from treenail.builder.failures import classify_failure
 from treenail.builder.images.packages import parse_dpkg_status, parse_header
-from treenail.codec import parse_json
 from treenail.daemon.agent_settings import PartialSettings, merge_settings, parse_settings
+from treenail.encoding.json_text import parse_json
 from treenail.errors import CommandError
 from treenail.host.bootc.progress import BootcProgress
 from treenail.host.bootc.status import is_composefs, parse_status

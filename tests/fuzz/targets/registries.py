@@ -12,7 +12,7 @@ from typing import Any
 from tests.fakes.clock import FakeClock
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.registry.scripted_server import make_answer
-from treenail.codec import parse_json
+from treenail.encoding.json_text import parse_json
 from treenail.errors import ClusterError, TreenailError
 from treenail.image.config_layer import ConfigLayer
 from treenail.image.oci.attachments import (

@@ -24,7 +24,7 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from tests.provisioning.serving import OneToken, Rows, write_certificate, write_json
-from treenail.codec import parse_json
+from treenail.encoding.json_text import parse_json
 from treenail.errors import TreenailError
 from treenail.provisioning.approval.request import KubeletRequest
 from treenail.provisioning.content.directory_source import DirectorySource

@@ -12,7 +12,6 @@ from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from treenail.builder.build_spec import BuildSpec, FetchOutput
 from treenail.cli.node.status import collect_status, format_status
-from treenail.codec import parse_json
 from treenail.config.bootstrap_registry import decode_record
 from treenail.config.provenance import Provenance
 from treenail.config.pullsecret import decode_history, encode_history
@@ -20,6 +19,7 @@ from treenail.controllers.handover.image_mode_field import read_settings_configm
 from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.daemon.configuration.mcd_state import read_first_boot_annotations
 from treenail.daemon.local.requests import RequestFile
+from treenail.encoding.json_text import parse_json
 from treenail.errors import TreenailError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
@@ -129,8 +129,8 @@ def read_small_records(content: bytes) -> Iterable[str]:
         lambda: Provenance.from_json(document),
         lambda: Provenance.from_text(content.decode("utf-8", "replace")),
         lambda: RolloutRecord.from_json(document),
-        lambda: BuildSpec.from_json(content).to_json(),
-        lambda: FetchOutput.from_json(content).to_json(),
+        lambda: BuildSpec.from_json(document).to_json(),
+        lambda: FetchOutput.from_json(document).to_json(),
         lambda: read_settings_configmap(values, where="ConfigMap"),
     )
     for read in readers:

@@ -74,7 +74,7 @@ def test_root_is_an_overlay_and_hides_the_lab(containers: ContainerCluster) -> N
 
 
 def test_image_has_this_python_with_treenail(containers: ContainerCluster) -> None:
-    command = {"command": ["python", "-c", "import treenail.codec, yaml; print('ok')"]}
+    command = {"command": ["python", "-c", "import treenail.encoding.codec, yaml; print('ok')"]}
     containers.run("py", "", command)
     assert containers.read_log("py") == "ok\n"
 

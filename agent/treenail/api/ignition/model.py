@@ -9,10 +9,11 @@ import binascii
 import hashlib
 import re
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from treenail.api import decode, object_meta
+from treenail.api import decode
+from treenail.encoding import codec
 from treenail.errors import IgnitionError
 
 SIZE_LIMIT = 64 * 1024 * 1024
@@ -32,14 +33,14 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(codec.WrittenObject, omits_defaults=True):
     """The contents of one file; ``location`` is where in the document they stand."""
 
     source: str | None = field(default=None, repr=False)
     compression: str | None = None
-    digest: str | None = None
+    digest: Annotated[str | None, codec.Key("verification.hash")] = None
     http_headers: tuple[decode.Json, ...] = field(default=(), repr=False)
-    location: str = field(default="contents", compare=False)
+    location: Annotated[str, codec.EXCLUDED] = field(default="contents", compare=False)
 
     @classmethod
     def from_fields(cls, fields: decode.Fields) -> "Contents":
@@ -60,9 +61,7 @@ class Contents:
             name, _, digits = (digest or "").partition("-")
             if digest is not None and len(digits) != DIGEST_SIZES.get(name, -1):
                 raise verification.make_error("hash", "sha512- or sha256- and as many digits")
-        headers = fields.map_objects(
-            "httpHeaders", lambda header: object_meta.omit_none(**header.values)
-        )
+        headers = fields.map_objects("httpHeaders", decode.Fields.get_other_fields)
         return cls(source, compression, digest, headers, fields.path)
 
     @property
@@ -88,15 +87,6 @@ class Contents:
     def compute_sha256(self) -> str:
         """Return the SHA-256 of the bytes in hexadecimal; raise as `decode_bytes` does."""
         return hashlib.sha256(self.decode_bytes()).hexdigest()
-
-    def to_json(self) -> decode.Json:
-        """Convert to Ignition 3, without unset fields."""
-        return object_meta.omit_none(
-            source=self.source,
-            compression=self.compression,
-            verification=None if self.digest is None else {"hash": self.digest},
-            httpHeaders=list(self.http_headers) or None,
-        )
 
     def _decompress(self, packed: bytes) -> bytes:
         if self.compression != GZIP or not packed:
@@ -157,21 +147,18 @@ VERSION = "3.5.0"
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionOwner:
+class IgnitionOwner(codec.WrittenObject, omits_defaults=True):
     """A user or group by ID or by name; root when neither is set, and the ID wins over a name."""
 
     id: int | None = None
     name: str | None = None
-
-    def to_json(self) -> decode.Json | None:
-        return object_meta.omit_none(id=self.id, name=self.name) or None
 
 
 UNSET_OWNER = IgnitionOwner()
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionFile:
+class IgnitionFile(codec.WrittenObject, omits_defaults=True):
     """A file; ``location`` is its path in the document."""
 
     path: str
@@ -181,22 +168,11 @@ class IgnitionFile:
     user: IgnitionOwner = UNSET_OWNER
     group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    location: str = field(default="", compare=False)
-
-    def to_json(self) -> decode.Json:
-        return object_meta.omit_none(
-            path=self.path,
-            contents=self.contents.to_json() or None,
-            append=[part.to_json() for part in self.append] or None,
-            mode=self.mode,
-            user=self.user.to_json(),
-            group=self.group.to_json(),
-            overwrite=self.overwrite,
-        )
+    location: Annotated[str, codec.EXCLUDED] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionDirectory:
+class IgnitionDirectory(codec.WrittenObject, omits_defaults=True):
     """A directory."""
 
     path: str
@@ -204,20 +180,11 @@ class IgnitionDirectory:
     user: IgnitionOwner = UNSET_OWNER
     group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    location: str = field(default="", compare=False)
-
-    def to_json(self) -> decode.Json:
-        return object_meta.omit_none(
-            path=self.path,
-            mode=self.mode,
-            user=self.user.to_json(),
-            group=self.group.to_json(),
-            overwrite=self.overwrite,
-        )
+    location: Annotated[str, codec.EXCLUDED] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionLink:
+class IgnitionLink(codec.WrittenObject, omits_defaults=True):
     """A symbolic or hard link."""
 
     path: str
@@ -226,32 +193,19 @@ class IgnitionLink:
     user: IgnitionOwner = UNSET_OWNER
     group: IgnitionOwner = UNSET_OWNER
     overwrite: bool | None = None
-    location: str = field(default="", compare=False)
-
-    def to_json(self) -> decode.Json:
-        return object_meta.omit_none(
-            path=self.path,
-            target=self.target,
-            hard=self.hard,
-            user=self.user.to_json(),
-            group=self.group.to_json(),
-            overwrite=self.overwrite,
-        )
+    location: Annotated[str, codec.EXCLUDED] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionDropin:
+class IgnitionDropin(codec.WrittenObject, omits_defaults=True):
     """A drop-in of a unit."""
 
     name: str
     contents: str | None = field(default=None, repr=False)
 
-    def to_json(self) -> decode.Json:
-        return object_meta.omit_none(name=self.name, contents=self.contents)
-
 
 @dataclass(frozen=True, slots=True)
-class IgnitionUnit:
+class IgnitionUnit(codec.WrittenObject, omits_defaults=True):
     """A systemd unit, or settings and drop-ins of an existing one."""
 
     name: str
@@ -259,84 +213,48 @@ class IgnitionUnit:
     enabled: bool | None = None
     mask: bool | None = None
     dropins: tuple[IgnitionDropin, ...] = ()
-    location: str = field(default="", compare=False)
-
-    def to_json(self) -> decode.Json:
-        return object_meta.omit_none(
-            name=self.name,
-            contents=self.contents,
-            enabled=self.enabled,
-            mask=self.mask,
-            dropins=[dropin.to_json() for dropin in self.dropins] or None,
-        )
+    location: Annotated[str, codec.EXCLUDED] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionUser:
+class IgnitionUser(codec.WrittenObject, omits_defaults=True):
     """A user; ``others`` keeps all fields except SSH keys and the password hash."""
 
     name: str
-    ssh_keys: tuple[str, ...] = field(default=(), repr=False)
+    ssh_keys: Annotated[tuple[str, ...], codec.Key("sshAuthorizedKeys")] = field(
+        default=(), repr=False
+    )
     password_hash: str | None = field(default=None, repr=False)
-    others: decode.Json = field(default_factory=dict, repr=False)
-
-    def to_json(self) -> decode.Json:
-        return {
-            **self.others,
-            **object_meta.omit_none(
-                name=self.name,
-                passwordHash=self.password_hash,
-                sshAuthorizedKeys=list(self.ssh_keys) or None,
-            ),
-        }
+    others: Annotated[decode.Json, codec.REST] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionConfig:
-    """An Ignition config; ``version`` is that of the original document."""
+class IgnitionConfig(codec.WrittenObject, omits_defaults=True):
+    """An Ignition config; it is written in version 3.5 without empty fields, as Go does."""
 
-    version: str = VERSION
-    files: tuple[IgnitionFile, ...] = ()
-    directories: tuple[IgnitionDirectory, ...] = ()
-    links: tuple[IgnitionLink, ...] = ()
-    units: tuple[IgnitionUnit, ...] = ()
-    users: tuple[IgnitionUser, ...] = ()
-    groups: tuple[decode.Json, ...] = field(default=(), repr=False)
-    disks: tuple[decode.Json, ...] = ()
-    filesystems: tuple[decode.Json, ...] = ()
-    raid: tuple[decode.Json, ...] = ()
-    luks: tuple[decode.Json, ...] = field(default=(), repr=False)
-    kernel_arguments: tuple[str, ...] = ()
-    absent_kernel_arguments: tuple[str, ...] = ()
-    ignition_section: decode.Json = field(default_factory=dict, repr=False)
+    ignition_section: Annotated[decode.Json, codec.Key("ignition", part="rest")] = field(
+        default_factory=dict, repr=False
+    )
     """Fields of ``ignition`` except the version."""
-
-    def to_json(self) -> decode.Json:
-        """Convert to Ignition 3.5 without empty fields, as Go's conversion does."""
-        return {
-            "ignition": {**self.ignition_section, "version": VERSION},
-            **_build_section(
-                "kernelArguments",
-                shouldExist=self.kernel_arguments,
-                shouldNotExist=self.absent_kernel_arguments,
-            ),
-            **_build_section(
-                "passwd", users=[user.to_json() for user in self.users], groups=self.groups
-            ),
-            **_build_section(
-                "storage",
-                directories=[directory.to_json() for directory in self.directories],
-                disks=self.disks,
-                files=[file.to_json() for file in self.files],
-                filesystems=self.filesystems,
-                links=[link.to_json() for link in self.links],
-                luks=self.luks,
-                raid=self.raid,
-            ),
-            **_build_section("systemd", units=[unit.to_json() for unit in self.units]),
-        }
-
-
-def _build_section(name: str, **parts: Sequence[object]) -> decode.Json:
-    filled = {key: list(part) for key, part in parts.items() if part}
-    return {name: filled} if filled else {}
+    version: Annotated[
+        str, codec.Key("ignition.version", omit=False), codec.Via(write=lambda _version: VERSION)
+    ] = VERSION
+    """The version of the original document."""
+    kernel_arguments: Annotated[tuple[str, ...], codec.Key("kernelArguments.shouldExist")] = ()
+    absent_kernel_arguments: Annotated[
+        tuple[str, ...], codec.Key("kernelArguments.shouldNotExist")
+    ] = ()
+    users: Annotated[tuple[IgnitionUser, ...], codec.Key("passwd.users")] = ()
+    groups: Annotated[tuple[decode.Json, ...], codec.Key("passwd.groups")] = field(
+        default=(), repr=False
+    )
+    directories: Annotated[tuple[IgnitionDirectory, ...], codec.Key("storage.directories")] = ()
+    disks: Annotated[tuple[decode.Json, ...], codec.Key("storage.disks")] = ()
+    files: Annotated[tuple[IgnitionFile, ...], codec.Key("storage.files")] = ()
+    filesystems: Annotated[tuple[decode.Json, ...], codec.Key("storage.filesystems")] = ()
+    links: Annotated[tuple[IgnitionLink, ...], codec.Key("storage.links")] = ()
+    luks: Annotated[tuple[decode.Json, ...], codec.Key("storage.luks")] = field(
+        default=(), repr=False
+    )
+    raid: Annotated[tuple[decode.Json, ...], codec.Key("storage.raid")] = ()
+    units: Annotated[tuple[IgnitionUnit, ...], codec.Key("systemd.units")] = ()

@@ -158,7 +158,7 @@ def _report_result(
         log.error("%s failed: %s: %s", result.phase, result.reason, message)
     try:
         # Not by rename: the kubelet mounts this one file.
-        path.write_text(result.to_json())
+        path.write_text(result.to_text())
     except OSError as error:
         log.error("cannot write %s: %s", path, error.strerror)  # noqa: TRY400 - for users
         return result.exit_code or 75

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from treenail import __version__, clocks, codec, errors, log_bundle, process
+from treenail import __version__, clocks, errors, log_bundle, process
 from treenail.api.decode import Fields
 from treenail.cli import files, output_format, terminal
 from treenail.cli.node import local_machine, own_node, plan, status
 from treenail.daemon.agent_settings import SETTINGS_FILE
 from treenail.daemon.configuration import mcd_state
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import state_file
@@ -122,7 +123,7 @@ def _read_document(host_files: atomic_files.HostFiles, path: str) -> object:
     content = host_files.read_file(path)
     if content is None:
         raise errors.FileError(f"{path} does not exist")
-    return codec.parse_json(content)
+    return json_text.parse_json(content)
 
 
 def _read_settings(root: root_directory.Root, config: str | None) -> str:
@@ -168,7 +169,7 @@ def _find_drift(machine: Machine, config: str | None) -> object:
 
 
 def _read_bootc_status(programs: process.ProgramRunner) -> object:
-    return codec.parse_json(
+    return json_text.parse_json(
         programs.run_command(["bootc", "status", "--json"], timeout_s=_PROGRAM_TIMEOUT_S)
     )
 

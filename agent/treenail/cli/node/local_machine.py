@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.clocks import SystemClock
+from treenail.encoding import json_text
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 
@@ -29,7 +30,7 @@ def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
 def load_agent_status(machine: Machine) -> object:
     """Load the document that the agent shows in this boot; raise `FileError` or `ValueError`."""
     content = machine.files.read_file(STATUS_PATH, limit=_MAX_STATUS_BYTES)
-    return codec.parse_json(content or b"{}")
+    return json_text.parse_json(content or b"{}")
 
 
 def find_agent_status(machine: Machine) -> object:

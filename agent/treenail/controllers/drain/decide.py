@@ -9,10 +9,12 @@ record, an annotation of the Node that is written together with the cordon.
 import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, object_meta
+from treenail.encoding import codec
 
 _DRAIN_PREFIX = "drain-"
 _UNCORDON_PREFIX = "uncordon-"
@@ -27,39 +29,23 @@ class CordonOwner(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRecord:
+class DrainRecord(codec.JsonObject):
     """Record of a drain that has begun."""
 
-    request: str
+    request: codec.NonEmptyText
     """The value of ``desiredDrain``."""
-    began_at: float
+    began_at: Annotated[object_meta.Timestamp, codec.Key("began")]
     """Whole seconds since the epoch."""
-    cordon_owner: CordonOwner
+    cordon_owner: Annotated[CordonOwner, codec.Key("cordonedBy")]
 
     @classmethod
     def from_text(cls, text: str) -> "DrainRecord":
         """Parse the annotation; raises `ConfigError`."""
-        fields = decode.Fields.from_json(
-            decode.load_json(text, where=f"annotation {key.DRAIN}"), ""
-        )
-        began = clocks.parse_rfc3339(fields.get_required_text("began"))
-        if began is None:
-            raise fields.make_error("began", "an RFC 3339 time")
-        try:
-            cordon_owner = CordonOwner(fields.get_text("cordonedBy"))
-        except ValueError as error:
-            raise fields.make_error("cordonedBy", f"one of {', '.join(CordonOwner)}") from error
-        return cls(fields.get_required_text("request"), began, cordon_owner)
+        return cls.from_json(decode.load_json(text, where=f"annotation {key.DRAIN}"))
 
     def to_text(self) -> str:
         """Format the record for the annotation."""
-        return json.dumps(
-            {
-                "request": self.request,
-                "began": clocks.format_rfc3339(self.began_at),
-                "cordonedBy": str(self.cordon_owner),
-            }
-        )
+        return json.dumps(self.to_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +67,7 @@ class DrainNode:
     def from_json(cls, document: object) -> "DrainNode":
         """Parse a Node; raises `ConfigError`. An invalid record counts as none."""
         fields = decode.Fields.from_json(document, "Node")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         return cls(
             name=meta.name,
             desired_drain=meta.annotations.get(key.DESIRED_DRAIN, ""),

@@ -11,7 +11,8 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from treenail import errors, memory, sanitize
 from treenail.api import annotations as key
@@ -20,6 +21,7 @@ from treenail.api.component_names import NAMESPACE
 from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.config import bootstrap_registry
 from treenail.controllers.pools import node_selection, os_image, pool_status
+from treenail.encoding import codec
 from treenail.kube import resources
 from treenail.registry.names import check_digest
 
@@ -35,17 +37,19 @@ ADOPTED_KINDS = (
 _REGISTRY_KEY, _OBJECTS_KEY = "registry.json", "objects.json"
 _LIMIT = memory.MIB  # the maximum size of a Kubernetes Secret
 _IMAGES_LIMIT, _OBJECTS_LIMIT = 50, 200
-_IMAGE_FIELDS = ("pool", "digest", "pushSpec")
-_REGISTRY_FIELDS = ("registry", "ca", "username", "password", "images")
+
+
+def _parse_push_spec(text: str) -> PushSpec:
+    return parse_push_spec(text, where="pushSpec")
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverImage:
+class HandoverImage(codec.JsonObject, is_strict=True):
     """The image of a pool, built or named at the installation."""
 
-    pool: str
-    digest: str
-    push_spec: PushSpec
+    pool: codec.NonEmptyText
+    digest: Annotated[str, codec.Via(check_digest)]
+    push_spec: Annotated[PushSpec, codec.Via(_parse_push_spec, str, wire=str)]
     """Final name. The registry on the bootstrap host has the image under the same repository."""
 
     @property
@@ -55,16 +59,16 @@ class HandoverImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class Handover(codec.JsonObject, is_strict=True):
     """Content of the Secret."""
 
     images: tuple[HandoverImage, ...]
     registry: str = ""
     """``HOST:PORT`` on the bootstrap host; empty if the images are in their final registries."""
-    ca_pem: str = field(default="", repr=False)
-    username: str = ""
-    password: str = field(default="", repr=False)
-    objects: tuple[decode.Json, ...] = field(default=(), repr=False)
+    ca_pem: Annotated[str, codec.Key("ca", omit=True)] = field(default="", repr=False)
+    username: Annotated[str, codec.Key(omit=True)] = ""
+    password: Annotated[str, codec.Key(omit=True)] = field(default="", repr=False)
+    objects: Annotated[tuple[decode.Json, ...], codec.EXCLUDED] = field(default=(), repr=False)
     """Secrets, MachineOSConfigs and MachineOSBuilds with status, as for an API server."""
 
 
@@ -82,18 +86,7 @@ class HandoverResult:
 
 def build_handover_secret(handover: Handover) -> decode.Json:
     """Build the Secret; equal contents give equal objects. Raises `ConfigError`."""
-    images: list[decode.Json] = [
-        {"pool": image.pool, "digest": image.digest, "pushSpec": str(image.push_spec)}
-        for image in handover.images
-    ]
-    registry: decode.Json = {"registry": handover.registry, "images": images}
-    if handover.registry:
-        registry |= {
-            "ca": handover.ca_pem,
-            "username": handover.username,
-            "password": handover.password,
-        }
-    contents = {_REGISTRY_KEY: registry, _OBJECTS_KEY: list(handover.objects)}
+    contents = {_REGISTRY_KEY: handover.to_json(), _OBJECTS_KEY: list(handover.objects)}
     secret: decode.Json = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -113,24 +106,16 @@ def read_handover_secret(document: decode.Json) -> Handover:
     where = f"Secret {NAMESPACE}/{HANDOVER_SECRET}"
     data = decode.Fields.from_json(document, where).get_object("data")
     registry = _read_json(data, _REGISTRY_KEY, where)
-    fields = decode.Fields.from_json(registry, f"{where}, {_REGISTRY_KEY}")
-    decode.reject_unknown_fields(fields, _REGISTRY_FIELDS)
-    images = fields.map_objects("images", _read_image)
-    pools = [image.pool for image in images]
+    handover = Handover.from_json(registry, f"{where}, {_REGISTRY_KEY}")
+    pools = [image.pool for image in handover.images]
     if len(pools) > _IMAGES_LIMIT or len(set(pools)) != len(pools):
         raise errors.ConfigError(
-            f"{fields.path_of('images')}: expected at most {_IMAGES_LIMIT} images and one for each "
-            "pool"
+            f"{where}, {_REGISTRY_KEY}.images: expected at most {_IMAGES_LIMIT} images and one for "
+            "each pool"
         )
-    handover = Handover(
-        images,
-        fields.get_text("registry"),
-        fields.get_text("ca"),
-        fields.get_text("username"),
-        fields.get_text("password"),
-        _read_objects(_read_json(data, _OBJECTS_KEY, where), f"{where}, {_OBJECTS_KEY}"),
-    )
-    if handover.registry and images:
+    objects = _read_json(data, _OBJECTS_KEY, where)
+    handover = replace(handover, objects=_read_objects(objects, f"{where}, {_OBJECTS_KEY}"))
+    if handover.registry and handover.images:
         make_node_record(handover)
     return handover
 
@@ -171,15 +156,6 @@ def read_result_configmap(document: decode.Json) -> HandoverResult:
         {name: digests.get_required_text(name) for name in digests.values},
         data.get_text("registry"),
         data.get_text("completed"),
-    )
-
-
-def _read_image(fields: decode.Fields) -> HandoverImage:
-    decode.reject_unknown_fields(fields, _IMAGE_FIELDS)
-    return HandoverImage(
-        fields.get_required_text("pool"),
-        check_digest(fields.get_required_text("digest")),
-        parse_push_spec(fields.get_required_text("pushSpec"), where=fields.path_of("pushSpec")),
     )
 
 
@@ -261,9 +237,7 @@ class RegistryNode:
     @classmethod
     def from_json(cls, document: decode.Json) -> "RegistryNode":
         """Parse a Node; raise `ConfigError`."""
-        meta = object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(document, "Node").get_object("metadata")
-        )
+        meta = object_meta.read_metadata(document, "Node")
         notes = meta.annotations
         return cls(
             meta.name,

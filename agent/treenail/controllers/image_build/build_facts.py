@@ -10,33 +10,47 @@ Each action can be repeated: the process may end before or after it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
 from treenail.api import machineosbuild, object_meta
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.pools import image_tags
+from treenail.encoding import codec
 from treenail.image.build_result import AttemptFailure
 
 POOL_TAKEN = "PoolTaken"
 """Reason of a MachineOSConfig that lost its pool to another one."""
 MAX_JOB_NAME = 63
 """Length limit of the name of a Job: its pods carry it in a label."""
+_WARNING_LIMIT = 500
+_MAX_PHASES = 16
+
+
+def _limit_phases(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in list(seconds.items())[:_MAX_PHASES]}
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport:
+class BuildReport(codec.JsonObject, where="build report", omits_defaults=True):
     """Attempts of a build; stored in an annotation of the build."""
 
-    attempts: int = 0
+    attempts: Annotated[int, codec.Via(lambda count: max(count, 0))] = 0
     """Failed attempts."""
-    failure: AttemptFailure | None = None
+    failure: Annotated[AttemptFailure | None, codec.Key(part="inline", fallback=None)] = None
     """Of the last failed attempt."""
-    retry_at: float | None = None
+    retry_at: object_meta.Timestamp | None = None
     """When the next attempt begins; None without another one."""
-    jobs: tuple[str, ...] = ()
+    jobs: Annotated[
+        tuple[str, ...],
+        codec.Key("job"),
+        codec.Via(lambda names: tuple(filter(None, names.split(","))), ",".join, wire=str),
+    ] = ()
     """Jobs of the last counted attempt that failed. A failure is counted once."""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Annotated[Mapping[str, float], codec.Via(_limit_phases, _limit_phases)] = field(
+        default_factory=dict
+    )
     """Duration of each phase of the attempt that succeeded."""
-    warning: str = ""
+    warning: Annotated[str, codec.Via(write=lambda warning: warning[:_WARNING_LIMIT])] = ""
     """What is missing beside the complete image, such as its provenance; empty for nothing."""
 
 
@@ -64,7 +78,7 @@ class ImageConfigFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SystemFacts:
+class SystemFacts(codec.JsonObject):
     """System part of a build for one architecture."""
 
     content_key: str = ""

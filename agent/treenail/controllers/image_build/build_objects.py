@@ -9,11 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta, pullspec
 from treenail.controllers.image_build import build_facts
+from treenail.encoding import codec
 from treenail.image import build_result
 from treenail.kube.resources import MACHINEOSCONFIGS
 
@@ -21,9 +23,6 @@ _SYSTEMS_LIMIT = 8 * 1024
 PUSH_SECRET = key.PREFIX + "rendered-image-push-secret"
 _FAILURE_LIMIT = 2000  # characters
 REPORT_LIMIT_BYTES = 8 * 1024
-_MESSAGE_LIMIT = 2000
-_WARNING_LIMIT = 500
-_MAX_PHASES = 16
 JOB_NAME = "batch.kubernetes.io/job-name"
 _OUT_OF_MEMORY_EXIT = 137  # 128 + SIGKILL
 _POD_MESSAGE_LIMIT = 1000
@@ -59,15 +58,7 @@ def encode_systems(systems: Mapping[str, build_facts.SystemFacts]) -> dict[str, 
     """
     if (only := systems.get("")) is not None:
         return {key.SYSTEM_IMAGE: only.image} if only.image else {}
-    entries = {
-        name: {
-            "contentKey": facts.content_key,
-            "shareKey": facts.share_key,
-            "job": facts.job,
-            "image": facts.image,
-        }
-        for name, facts in sorted(systems.items())
-    }
+    entries = {name: facts.to_json() for name, facts in sorted(systems.items())}
     return {key.SYSTEMS: json.dumps(entries, separators=(",", ":"))}
 
 
@@ -76,19 +67,13 @@ def _decode_systems(text: str) -> dict[str, build_facts.SystemFacts]:
     if len(text) > _SYSTEMS_LIMIT:
         return {}
     try:
-        fields = decode.Fields.from_json(decode.load_json(text, where="systems"), "systems")
-        return {name: _decode_system(fields.get_object(name)) for name in fields.values}
+        systems = decode.load_json(text, where="systems")
+        return cast(
+            "dict[str, build_facts.SystemFacts]",
+            codec.read_value(Mapping[str, build_facts.SystemFacts], systems, "systems"),
+        )
     except errors.ConfigError:
         return {}
-
-
-def _decode_system(fields: decode.Fields) -> build_facts.SystemFacts:
-    return build_facts.SystemFacts(
-        content_key=fields.get_text("contentKey"),
-        share_key=fields.get_text("shareKey"),
-        job=fields.get_text("job"),
-        image=fields.get_text("image"),
-    )
 
 
 def make_build_object(
@@ -147,12 +132,12 @@ def make_owner_reference(config: machineosconfig.MachineOSConfig) -> decode.Json
 
 def encode_report(report: build_facts.BuildReport) -> str:
     """Encode a report in at most `REPORT_LIMIT_BYTES`; the begin of a long log is left out."""
-    text = json.dumps(_convert_report(report, None), ensure_ascii=True, separators=(",", ":"))
-    log = "" if report.failure is None else report.failure.log
-    while len(text) > REPORT_LIMIT_BYTES and log:
+    text = json.dumps(report.to_json(), separators=(",", ":"))
+    while len(text) > REPORT_LIMIT_BYTES and report.failure is not None and report.failure.log:
         # Escapes take up to 6 bytes a character.
-        log = log[max((len(text) - REPORT_LIMIT_BYTES) // 6, 64) :]
-        text = json.dumps(_convert_report(report, log), ensure_ascii=True, separators=(",", ":"))
+        log = report.failure.log[max((len(text) - REPORT_LIMIT_BYTES) // 6, 64) :]
+        report = replace(report, failure=replace(report.failure, log=log))
+        text = json.dumps(report.to_json(), separators=(",", ":"))
     return text
 
 
@@ -161,62 +146,10 @@ def decode_report(text: str) -> build_facts.BuildReport:
     if not text or len(text) > 2 * REPORT_LIMIT_BYTES:
         return build_facts.BuildReport()
     try:
-        fields = decode.Fields.from_json(
-            decode.load_json(text, where="build report"), "build report"
-        )
-        retry_at = fields.get_text("retryAt")
-        return build_facts.BuildReport(
-            attempts=max(fields.get_optional_integer("attempts") or 0, 0),
-            failure=_decode_failure(fields),
-            retry_at=clocks.parse_rfc3339(retry_at) if retry_at else None,
-            jobs=tuple(filter(None, fields.get_text("job").split(","))),
-            seconds=_decode_seconds(fields.get_object("seconds")),
-            warning=fields.get_text("warning"),
-        )
-    except (errors.ConfigError, ValueError):
+        document = decode.load_json(text, where="build report")
+        return build_facts.BuildReport.from_json(document)
+    except errors.ConfigError:
         return build_facts.BuildReport()
-
-
-def _convert_report(report: build_facts.BuildReport, log: str | None) -> decode.Json:
-    entry: decode.Json = {"attempts": report.attempts, "seconds": _round_seconds(report.seconds)}
-    if report.jobs:
-        entry["job"] = ",".join(report.jobs)
-    if report.warning:
-        entry["warning"] = report.warning[:_WARNING_LIMIT]
-    if report.retry_at is not None:
-        entry["retryAt"] = clocks.format_rfc3339(report.retry_at)
-    if (failure := report.failure) is not None:
-        entry |= {
-            "reason": failure.reason.value,
-            "message": failure.message[:_MESSAGE_LIMIT],
-            "line": failure.line,
-            "log": failure.log if log is None else log,
-        }
-    return entry
-
-
-def _decode_failure(fields: decode.Fields) -> build_result.AttemptFailure | None:
-    reason = fields.get_text("reason")
-    if reason not in tuple(build_result.BuildReason):
-        return None
-    return build_result.AttemptFailure(
-        build_result.BuildReason(reason),
-        fields.get_text("message"),
-        line=fields.get_optional_integer("line") or 0,
-        log=fields.get_text("log"),
-    )
-
-
-def _decode_seconds(fields: decode.Fields) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in list(fields.values.items())[:_MAX_PHASES]
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _round_seconds(seconds: Mapping[str, float]) -> decode.Json:
-    return {name: round(value, 3) for name, value in list(seconds.items())[:_MAX_PHASES]}
 
 
 def make_config_facts(
@@ -289,7 +222,7 @@ class ObservedPod:
     def from_json(cls, document: decode.Json) -> "ObservedPod":
         """Parse a pod; raises `ConfigError`."""
         fields = decode.Fields.from_json(document, "Pod")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         status = fields.get_object("status")
         statuses = [
             *status.iter_objects("initContainerStatuses"),
@@ -321,9 +254,7 @@ class ObservedPod:
             unschedulable=next(
                 (
                     condition.message
-                    for condition in status.map_objects(
-                        "conditions", object_meta.Condition.from_fields
-                    )
+                    for condition in status.read_list("conditions", object_meta.Condition)
                     if (condition.type, condition.status) == ("PodScheduled", "False")
                 ),
                 "",
@@ -348,7 +279,7 @@ class ObservedJob:
     def from_json(cls, document: decode.Json) -> "ObservedJob":
         """Parse a Job; raises `ConfigError`."""
         fields = decode.Fields.from_json(document, "Job")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         status = fields.get_object("status")
         # A deleted Job may still succeed: the decision sees both facts.
         counts = build_result.JobStatus.from_json(document)
@@ -414,7 +345,7 @@ def _find_deadline_failure(
 def _read_result(container: decode.Fields) -> build_result.BuildResult | None:
     text = container.get_object("state").get_object("terminated").get_text("message")
     try:
-        return build_result.BuildResult.from_json(text) if text else None
+        return build_result.BuildResult.from_text(text) if text else None
     except errors.ConfigError:
         return None
 
@@ -437,7 +368,7 @@ def _find_pod_failure(status: decode.Fields) -> build_result.AttemptFailure | No
         is_disk = "ephemeral" in message
         reason = build_result.BuildReason.DISK_FULL if is_disk else build_result.BuildReason.EVICTED
         return build_result.AttemptFailure(reason, message or "the kubelet evicted the pod")
-    for condition in status.map_objects("conditions", object_meta.Condition.from_fields):
+    for condition in status.read_list("conditions", object_meta.Condition):
         if (condition.type, condition.status) == ("DisruptionTarget", "True"):
             what = condition.message[:_POD_MESSAGE_LIMIT] or condition.reason
             return build_result.AttemptFailure(

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -26,12 +26,13 @@ from treenail.api import (
     object_meta,
 )
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.api.controllerconfig import ControllerConfigContents, decode_base64
+from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_objects
 from treenail.controllers.pools import node_selection, pool_index, pool_membership, pool_views
 from treenail.controllers.render.render import RenderedConfig
 from treenail.controllers.runtime import informer_set, workers
+from treenail.encoding import codec
 from treenail.image.build_inputs import find_build_paths
 from treenail.kube import resources, watch
 
@@ -134,10 +135,10 @@ class ClusterReader:
         """Return a text that changes with the login for base images, and with the CAs."""
         trust = self.read_trust()
         secret = self.find_object(resources.SECRETS, name or GLOBAL_PULL_SECRET)
-        meta = decode.Fields.from_json(secret or {}, "Secret").get_object("metadata")
+        meta = object_meta.read_metadata(secret or {}, "Secret")
         parts = (
-            meta.get_text("uid"),
-            meta.get_text("resourceVersion"),
+            meta.uid,
+            meta.resource_version,
             hashlib.sha256(trust.pull_secret).hexdigest(),
             *sorted(trust.registry_cas.values()),
             trust.bundle,
@@ -195,12 +196,9 @@ class ClusterReader:
             trust = ClusterTrust()
         else:
             contents = ControllerConfigContents.from_json(document)
-            spec = decode.Fields.from_json(document, resources.CONTROLLERCONFIGS.kind).get_object(
-                "spec"
-            )
             trust = ClusterTrust(
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
-                _decode_pem(decode_base64(spec, "additionalTrustBundle")),
+                _decode_pem(contents.trust_bundle),
                 contents.pull_secret or b"",
             )
         with self._lock:
@@ -283,35 +281,20 @@ def encode_strings(document: decode.Json) -> decode.Json:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeArchitecture:
+class NodeArchitecture(codec.JsonObject, where="Node"):
     """Labels and architecture of a Node."""
 
-    name: str
-    labels: Mapping[str, str]
-    architecture: str
-
-    @classmethod
-    def from_json(cls, document: decode.Json) -> "NodeArchitecture":
-        """Parse a Node; raises `ConfigError`."""
-        fields = decode.Fields.from_json(document, "Node")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
-        info = fields.get_object("status").get_object("nodeInfo")
-        return cls(meta.name, meta.labels, info.get_text("architecture"))
+    name: Annotated[str, codec.Key("metadata.name")]
+    labels: Annotated[Mapping[str, str], codec.Key("metadata.labels")]
+    architecture: Annotated[str, codec.Key("status.nodeInfo.architecture")]
 
 
 @dataclass(frozen=True, slots=True)
-class InputVersion:
+class InputVersion(codec.JsonObject, where="ConfigMap"):
     """Name and version of a ConfigMap that builds may read."""
 
-    name: str
-    version: str
-
-    @classmethod
-    def from_json(cls, document: decode.Json) -> "InputVersion":
-        """Parse the metadata of a ConfigMap; raises `ConfigError`."""
-        fields = decode.Fields.from_json(document, "ConfigMap")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
-        return cls(meta.name, meta.resource_version)
+    name: Annotated[str, codec.Key("metadata.name")]
+    version: Annotated[str, codec.Key("metadata.resourceVersion")]
 
 
 class BuildViews:

@@ -89,14 +89,20 @@ def build_inputs(
     settings: JobSettings,
 ) -> decode.Json:
     """Build the ConfigMap with the Containerfile and the facts of the build."""
-    facts = {
-        "pushSpec": system.wanted.push_spec,
-        "architecture": system.architecture,
-        "cacheRepository": settings.cache_repository,
-        "userLine": system.user_line,
-        **({"mirrors": plan.mirrors.to_json()} if plan.mirrors.rules else {}),
+    # Imported late: most starts of the controller build nothing.
+    from treenail.builder import build_spec  # noqa: PLC0415  see the comment
+
+    spec = build_spec.BuildSpec(
+        system.wanted.push_spec,
+        system.architecture,
+        settings.cache_repository,
+        system.user_line,
+        mirrors=plan.mirrors,
+    )
+    data: decode.Json = {
+        "Containerfile": system.containerfile,
+        "build.json": json.dumps(spec.to_json()),
     }
-    data: decode.Json = {"Containerfile": system.containerfile, "build.json": json.dumps(facts)}
     if plan.ca_pem:
         data["ca.pem"] = plan.ca_pem
     body: decode.Json = {
@@ -370,9 +376,7 @@ class JobBuilder:
     ) -> None:
         """Add an owner, so that Job, inputs and logins stay as long as one of its builds does."""
         document = self._client.get(resources.JOBS, job.name, namespace=self._settings.namespace)
-        meta = object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(document, "Job").get_object("metadata")
-        )
+        meta = object_meta.read_metadata(document, "Job")
         if meta.uid != job.uid or meta.is_deleting:
             raise errors.ConflictError(f"Job {job.name} was deleted meanwhile")
         if any(reference.uid == build.metadata.uid for reference in meta.owner_references):
@@ -424,7 +428,7 @@ class JobBuilder:
         except errors.NotFoundError:
             return
         metadata = decode.Fields.from_json(document, resource.kind).get_object("metadata")
-        known = object_meta.ObjectMeta.from_fields(metadata).owner_references
+        known = metadata.read(object_meta.ObjectMeta).owner_references
         if all(reference.uid != owner["uid"] for reference in known):
             owners: list[decode.Json] = [*(reference.to_json() for reference in known), owner]
             body = {**document, "metadata": {**metadata.values, "ownerReferences": owners}}

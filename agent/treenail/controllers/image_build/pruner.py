@@ -93,9 +93,7 @@ class ReferenceReader:
         configs: set[str] = set()
         for resource in _LISTED:
             for document in self._iter_objects(resource):
-                meta = object_meta.ObjectMeta.from_fields(
-                    decode.Fields.from_json(document, resource.kind).get_object("metadata")
-                )
+                meta = object_meta.read_metadata(document, resource.kind)
                 name = f"{resource.kind} {meta.name}"
                 for digest, why in collect_references([(name, _strip_marks(document))]).items():
                     references.digests.setdefault(digest, why)

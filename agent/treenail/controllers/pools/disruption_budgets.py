@@ -4,11 +4,13 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from treenail import clocks, errors, label_selector
-from treenail.api import decode, object_meta
+from treenail.api import decode
 from treenail.controllers.pools import node_selection
 from treenail.controllers.runtime import informer_set
+from treenail.encoding import codec
 from treenail.kube import api_client, resources, watch
 
 log = logging.getLogger(__name__)
@@ -17,6 +19,22 @@ MAX_BUDGETS = 20
 """Exhausted budgets whose pods are listed. Each costs a request, for the order of nodes alone."""
 CACHE_S = 10.0
 _FINISHED_PHASES = ("Succeeded", "Failed")
+
+
+class _BudgetFields(codec.Shape, where="PodDisruptionBudget"):
+    name: Annotated[str, codec.Key("metadata.name")] = ""
+    namespace: Annotated[str, codec.Key("metadata.namespace")] = ""
+    selector: Annotated[label_selector.SelectorField | None, codec.Key("spec.selector")] = None
+    max_unavailable: Annotated[object, codec.Key("spec.maxUnavailable")] = None
+    min_available: Annotated[object, codec.Key("spec.minAvailable")] = None
+    disruptions_allowed: Annotated[int, codec.Key("status.disruptionsAllowed")] = 0
+    expected_pods: Annotated[int, codec.Key("status.expectedPods")] = 0
+
+
+class _PodFields(codec.Shape, where="Pod"):
+    labels: Annotated[Mapping[str, str], codec.Key("metadata.labels")]
+    node: Annotated[str, codec.Key("spec.nodeName")] = ""
+    phase: Annotated[str, codec.Key("status.phase")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +47,10 @@ class ExhaustedBudget:
     @classmethod
     def from_json(cls, document: decode.Json) -> "ExhaustedBudget | None":
         """Parse a PodDisruptionBudget; None if it allows disruptions or selects no pod."""
-        fields = decode.Fields.from_json(document, "PodDisruptionBudget")
-        status = fields.get_object("status")
-        selector = label_selector.parse_optional_selector(
-            fields.get_object("spec").values.get("selector"), "PodDisruptionBudget.spec.selector"
-        )
-        allowed = status.get_optional_integer("disruptionsAllowed") or 0
-        if allowed > 0 or not status.get_optional_integer("expectedPods") or selector is None:
+        budget = _BudgetFields.from_json(document)
+        if budget.disruptions_allowed > 0 or not budget.expected_pods or budget.selector is None:
             return None
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
-        return cls(meta.namespace, selector)
+        return cls(budget.namespace, budget.selector)
 
 
 class BudgetWatcher:
@@ -77,10 +89,9 @@ class BudgetWatcher:
                 log.info("cannot list the pods of a PodDisruptionBudget: %s", error)
                 return
             for pod in pods:
-                fields = decode.Fields.from_json(pod, "Pod")
-                node = fields.get_object("spec").get_text("nodeName")
-                if node and fields.get_object("status").get_text("phase") not in _FINISHED_PHASES:
-                    yield node
+                placed = _PodFields.from_json(pod)
+                if placed.node and placed.phase not in _FINISHED_PHASES:
+                    yield placed.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +111,10 @@ class BlockingBudget:
 def find_blocking_reason(budget: decode.Json) -> str:
     """Return why the budget allows no eviction with all pods healthy; empty when it does."""
     try:
-        fields = decode.Fields.from_json(budget, "PodDisruptionBudget")
-        spec, status = fields.get_object("spec"), fields.get_object("status")
-        expected = status.get_optional_integer("expectedPods") or 0
+        fields = _BudgetFields.from_json(budget)
     except errors.ConfigError as error:
         return str(error)
-    most, least = spec.values.get("maxUnavailable"), spec.values.get("minAvailable")
+    expected, most, least = fields.expected_pods, fields.max_unavailable, fields.min_available
     if most in (0, "0", "0%"):
         return f"maxUnavailable is {most}"
     if isinstance(least, str) and (percent := node_selection.PERCENTAGE.fullmatch(least)):
@@ -128,20 +137,20 @@ def find_blocking_budget(
     ``pods`` are the pods of its namespace.
     """
     why = find_blocking_reason(budget)
+    try:
+        fields = _BudgetFields.from_json(budget)
+    except errors.ConfigError:
+        return None
     if not why:
         return None
-    fields = decode.Fields.from_json(budget, "PodDisruptionBudget")
-    meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
-    selector = fields.get_object("spec").values.get("selector")
     nodes = set()
     for pod in pods:
-        pod_fields = decode.Fields.from_json(pod, "Pod")
-        labels = pod_fields.get_object("metadata").get_text_map("labels")
-        node = pod_fields.get_object("spec").get_text("nodeName")
-        if node and label_selector.matches_selector(selector, labels):
+        placed = _PodFields.from_json(pod)
+        node = placed.node
+        if node and fields.selector is not None and fields.selector.matches(placed.labels):
             nodes.add(node)
     return (
-        BlockingBudget(f"{meta.namespace}/{meta.name}", why, tuple(sorted(nodes)))
+        BlockingBudget(f"{fields.namespace}/{fields.name}", why, tuple(sorted(nodes)))
         if nodes
         else None
     )

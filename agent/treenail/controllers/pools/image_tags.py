@@ -13,11 +13,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosconfig, object_meta, pullspec
-from treenail.controllers.pools import maintenance_windows, rollout_policy
+from treenail.controllers.pools import maintenance_windows
+from treenail.encoding import codec
 from treenail.image import build_result
 
 MAX_EARLIER = 20
@@ -25,7 +27,7 @@ MAX_EARLIER = 20
 
 
 @dataclass(frozen=True, slots=True)
-class ImageProblem:
+class ImageProblem(codec.JsonObject):
     """Why an image is not built or not followed: a CamelCase reason, a message with the remedy."""
 
     reason: str
@@ -33,51 +35,28 @@ class ImageProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class TagRecord:
+class TagRecord(codec.JsonObject):
     """How a tag was resolved."""
 
-    tag: str
-    image: str
+    tag: codec.NonEmptyText
+    image: Annotated[
+        str, codec.Via(lambda image: str(pullspec.parse_pull_spec(image, where="image")))
+    ]
     """Pull spec by digest, which is used."""
     resolved_at: str
     """In RFC 3339."""
-    earlier: tuple[str, ...] = ()
+    earlier: Annotated[tuple[str, ...], codec.Via(lambda images: images[-MAX_EARLIER:])] = ()
     """Images that the tag stood for before, oldest first."""
-    revision: int = 0
+    revision: Annotated[int, codec.Key(omit=True)] = 0
     """Counts resolutions for rebuilds: each one needs a new answer of the registry."""
-    is_for_rebuild: bool = False
+    is_for_rebuild: Annotated[bool, codec.Key("forRebuild", omit=True)] = False
     """Resolved for the rebuild that is requested now."""
-    problem: ImageProblem | None = None
+    problem: Annotated[
+        ImageProblem | None,
+        codec.INLINE,
+        codec.Via(lambda problem: problem if problem.reason else None, wire=ImageProblem),
+    ] = None
     """Why the tag was not followed the last time."""
-
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "TagRecord":
-        """Read a stored record; raise `ConfigError`."""
-        reason = fields.get_text("reason")
-        return cls(
-            tag=fields.get_required_text("tag"),
-            image=str(pullspec.parse_pull_spec(fields.get_text("image"), where="image")),
-            resolved_at=fields.get_text("resolvedAt"),
-            earlier=fields.get_text_list("earlier")[-MAX_EARLIER:],
-            revision=fields.get_optional_integer("revision") or 0,
-            is_for_rebuild=fields.get_bool("forRebuild"),
-            problem=ImageProblem(reason, fields.get_text("message")) if reason else None,
-        )
-
-    def to_json(self) -> decode.Json:
-        document: decode.Json = {
-            "tag": self.tag,
-            "image": self.image,
-            "resolvedAt": self.resolved_at,
-            "earlier": list(self.earlier),
-        }
-        if self.revision:
-            document["revision"] = self.revision
-        if self.is_for_rebuild:
-            document["forRebuild"] = True
-        if self.problem is not None:
-            document |= {"reason": self.problem.reason, "message": self.problem.message}
-        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +89,7 @@ def find_tag_change(before: TagRecord | None, after: TagRecord | None) -> TagCha
 def parse_tag_record(fields: decode.Fields) -> TagRecord | None:
     """Read a stored record; None for an unreadable one, so that the tag is resolved again."""
     try:
-        return TagRecord.from_fields(fields)
+        return fields.read(TagRecord)
     except errors.ConfigError:
         return None
 
@@ -571,14 +550,10 @@ def parse_schedule(text: str) -> tuple[maintenance_windows.MaintenanceWindow, ..
     """Parse the windows of the annotation; raise `ConfigError`."""
     where = f"annotation {key.REBUILD_SCHEDULE}"
     try:
-        fields = decode.Fields.from_json({"windows": decode.load_json(text, where=where)}, "")
+        windows = decode.load_json(text, where=where)
+        fields = decode.Fields.from_json({"windows": windows}, "")
         _check_count(len(fields.get_list("windows")))
-        return fields.map_objects(
-            "windows",
-            lambda window: maintenance_windows.parse_window(
-                window, rollout_policy.parse_duration_s(window, "duration")
-            ),
-        )
+        return fields.read_list("windows", maintenance_windows.MaintenanceWindow)
     except errors.ConfigError as error:
         raise errors.ConfigError(
             f"{where}: expected {_SCHEDULE_FORMAT}, found {text[:100]!r} ({error}); correct it, or "

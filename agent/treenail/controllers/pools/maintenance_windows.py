@@ -10,26 +10,78 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from treenail.api import decode
+from treenail.encoding import codec
+from treenail.encoding.json_values import Mismatch
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY = timedelta(days=1)
 _WEEK = timedelta(days=7)
 _START = re.compile(r"([01]?[0-9]|2[0-3]):([0-5]?[0-9])")
-_FIELDS = frozenset({"days", "start", "duration", "timeZone"})
+# Not \d, which matches the digits of every script; the schema of the CRD has the same limits.
+_DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
+
+
+def _read_duration(text: str) -> float:
+    match = _DURATION.fullmatch(text)
+    if not text:
+        raise Mismatch("a duration such as 10m or 1h30m", text)
+    if not match:
+        raise Mismatch(problem=f"expected a duration such as 10m or 1h30m, found {text!r:.40}")
+    hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return hours * 3600.0 + minutes * 60.0 + rest
+
+
+Duration = Annotated[float, codec.Via(_read_duration, wire=str)]
+"""Seconds; a text such as ``1h30m`` or ``45s`` in JSON."""
+
+
+def _read_window_duration(seconds: float) -> timedelta:
+    if not 0 < seconds <= _WEEK.total_seconds():
+        raise Mismatch(problem="expected a duration of at most a week")
+    return timedelta(seconds=seconds)
+
+
+def _read_days(days: tuple[str, ...]) -> frozenset[int]:
+    if not days:
+        # No days could mean every day. But the API server drops a misspelt field unless the client
+        # requests strict validation, and such a window would be open every day.
+        raise Mismatch(problem=f"expected at least one of {', '.join(DAYS)}")
+    for index, day in enumerate(days):
+        if day not in DAYS or day in days[:index]:
+            expected = f"expected one of {', '.join(DAYS)}, found {day!r:.40}"
+            twice = f"{day} is there twice"
+            raise Mismatch(problem=twice if day in DAYS else expected, at=[index])
+    return frozenset(map(DAYS.index, days))
+
+
+def _read_start(start: str) -> time:
+    if (match := _START.fullmatch(start)) is None:
+        raise Mismatch(problem=f"expected a time such as 01:30, found {start!r:.40}")
+    return time(int(match[1]), int(match[2]))
+
+
+def _read_zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    # zoneinfo looks the key up as a file: an odd key fails with ValueError or OSError instead.
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        actual = f"found {name!r:.60}"
+        problem = f"expected a time zone such as Europe/Berlin, {actual}"
+        raise Mismatch(problem=problem) from error
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceWindow:
+class MaintenanceWindow(codec.JsonObject, is_strict=True):
     """A window that recurs every week."""
 
-    days: frozenset[int]
+    days: Annotated[frozenset[int], codec.Via(_read_days, wire=tuple[str, ...])]
     """Weekdays on which it opens; Monday is 0."""
-    start: time
-    duration: timedelta
-    zone: ZoneInfo
+    start: Annotated[time, codec.Via(_read_start, wire=codec.NonEmptyText)]
+    duration: Annotated[timedelta, codec.Via(_read_window_duration, wire=Duration)]
+    zone: Annotated[ZoneInfo, codec.Key("timeZone"), codec.Via(_read_zone, wire=codec.NonEmptyText)]
 
     def find_openings(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
         """Yield opening and closing times near ``now``, past ones first."""
@@ -91,51 +143,3 @@ def find_window_state(
     opens, _closes, zone = next(span for span in spans if span[0] > moment)
     local = opens.astimezone(ZoneInfo(zone))
     return WindowClosed((opens - moment).total_seconds(), f"{local:%Y-%m-%d %H:%M} {zone}")
-
-
-def parse_window(fields: decode.Fields, duration_s: float | None) -> MaintenanceWindow:
-    """Parse a window; raises `ConfigError`."""
-    decode.reject_unknown_fields(fields, _FIELDS)
-    if not duration_s or duration_s > _WEEK.total_seconds():
-        raise fields.error(f"{fields.path_of('duration')}: expected a duration of at most a week")
-    days = fields.get_text_list("days")
-    if not days:
-        # No days could mean every day. But the API server drops a misspelt field unless the client
-        # requests strict validation, and such a window would be open every day.
-        raise fields.error(f"{fields.path_of('days')}: expected at least one of {', '.join(DAYS)}")
-    for index, day in enumerate(days):
-        if day not in DAYS:
-            raise fields.error(
-                f"{fields.path_of('days')}[{index}]: expected one of {', '.join(DAYS)}, "
-                f"found {day!r:.40}"
-            )
-        if day in days[:index]:
-            raise fields.error(f"{fields.path_of('days')}[{index}]: {day} is there twice")
-    return MaintenanceWindow(
-        days=frozenset(map(DAYS.index, days)),
-        start=_parse_start(fields),
-        duration=timedelta(seconds=duration_s),
-        zone=_parse_zone(fields),
-    )
-
-
-def _parse_start(fields: decode.Fields) -> time:
-    start = fields.get_required_text("start")
-    match = _START.fullmatch(start)
-    if match is None:
-        raise fields.error(
-            f"{fields.path_of('start')}: expected a time such as 01:30, found {start!r:.40}"
-        )
-    return time(int(match[1]), int(match[2]))
-
-
-def _parse_zone(fields: decode.Fields) -> ZoneInfo:
-    name = fields.get_required_text("timeZone")
-    try:
-        return ZoneInfo(name)
-    # zoneinfo looks the key up as a file: an odd key fails with ValueError or OSError instead.
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise fields.error(
-            f"{fields.path_of('timeZone')}: expected a time zone such as Europe/Berlin, "
-            f"found {name!r:.60}"
-        ) from error

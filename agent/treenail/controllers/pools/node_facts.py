@@ -143,10 +143,10 @@ class NodeFacts:
         Raises `ConfigError`.
         """
         fields = decode.Fields.from_json(document, "Node")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         annotations = meta.annotations
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
+        conditions = status.read_list("conditions", object_meta.Condition)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
         ready_changed_at = clocks.parse_rfc3339(changed[0]) if changed else None
         is_healthy = all(map(_is_healthy, conditions))
@@ -339,12 +339,12 @@ class NodeReport:
         status = fields.get_object("status")
         true = {
             condition.type: condition
-            for condition in status.map_objects("conditions", object_meta.Condition.from_fields)
+            for condition in status.read_list("conditions", object_meta.Condition)
             if condition.status == "True"
         }
         degraded = true.get(machineconfignode.ConditionType.NODE_DEGRADED)
         return cls(
-            name=object_meta.ObjectMeta.from_fields(fields.get_object("metadata")).name,
+            name=fields.get_object("metadata").read(object_meta.ObjectMeta).name,
             config=status.get_object("configVersion").get_text("desired"),
             image=status.get_object("configImage").get_text("desiredImage"),
             is_updated=machineconfignode.ConditionType.UPDATED in true,

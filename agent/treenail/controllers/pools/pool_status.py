@@ -15,9 +15,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
+from treenail.api import machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.controllers.pools import node_facts, rollout_policy
+from treenail.encoding import codec
 from treenail.errors import ConfigError
 
 IMAGE_BUILD_DEGRADED = "ImageBuildDegraded"
@@ -48,12 +50,12 @@ _ESTIMATE = re.compile(r"; \d+ of \d+ nodes are updated, [^;]*$")
 class PoolCounts:
     """Node counts of a pool."""
 
-    total: int = 0
-    updated: int = 0
-    ready: int = 0
+    total: Annotated[int, codec.Key("machineCount")] = 0
+    updated: Annotated[int, codec.Key("updatedMachineCount")] = 0
+    ready: Annotated[int, codec.Key("readyMachineCount")] = 0
     """Updated and in service."""
-    unavailable: int = 0
-    degraded: int = 0
+    unavailable: Annotated[int, codec.Key("unavailableMachineCount")] = 0
+    degraded: Annotated[int, codec.Key("degradedMachineCount")] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +90,13 @@ class PoolStatusInput:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolStatus:
+class PoolStatus(codec.JsonObject, where="status"):
     """The status fields that the rollout controller writes."""
 
-    counts: PoolCounts
+    counts: Annotated[PoolCounts, codec.INLINE]
     configuration: machineconfigpool.PoolConfiguration
     conditions: tuple[object_meta.Condition, ...]
     observed_generation: int
-
-    def to_json(self) -> decode.Json:
-        source = [
-            {"apiVersion": machineconfigpool.API_VERSION, "kind": "MachineConfig", "name": name}
-            for name in self.configuration.source
-        ]
-        configuration: decode.Json = {"name": self.configuration.name, "source": source}
-        return {
-            "observedGeneration": self.observed_generation,
-            "machineCount": self.counts.total,
-            "updatedMachineCount": self.counts.updated,
-            "readyMachineCount": self.counts.ready,
-            "unavailableMachineCount": self.counts.unavailable,
-            "degradedMachineCount": self.counts.degraded,
-            "configuration": {key: value for key, value in configuration.items() if value},
-            "conditions": [condition.to_json() for condition in self.conditions],
-        }
 
 
 def count_nodes(
@@ -313,19 +298,7 @@ def _compute_stalled(
 
 def read_reported_status(pool: machineconfigpool.MachineConfigPool) -> PoolStatus:
     """Parse the pool's present status."""
-    fields = decode.Fields.from_json(pool.status, "status")
-    return PoolStatus(
-        PoolCounts(
-            total=fields.get_optional_integer("machineCount") or 0,
-            updated=fields.get_optional_integer("updatedMachineCount") or 0,
-            ready=fields.get_optional_integer("readyMachineCount") or 0,
-            unavailable=fields.get_optional_integer("unavailableMachineCount") or 0,
-            degraded=fields.get_optional_integer("degradedMachineCount") or 0,
-        ),
-        pool.status_configuration,
-        pool.conditions,
-        fields.get_optional_integer("observedGeneration") or 0,
-    )
+    return PoolStatus.from_json(pool.status)
 
 
 def read_reported_counts(pool: machineconfigpool.MachineConfigPool) -> PoolCounts | None:

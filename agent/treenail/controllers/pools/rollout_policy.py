@@ -25,26 +25,20 @@ the Machine Config Operator.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Annotated, cast
 from urllib.parse import urlsplit
 
 from treenail import errors, label_selector
 from treenail.api import decode, machineconfigpool, object_meta
 from treenail.controllers.pools import maintenance_windows
+from treenail.encoding import codec
+from treenail.encoding.json_values import Mismatch
 
 API_VERSION = "treenail.io/v1alpha1"
 KIND = "RolloutPolicy"
-
-POLICY_FIELDS = frozenset({
-    "canary", "waves", "soak", "maxFailures", "rebootTimeout", "order", "prestage", "windows",
-    "fleetLock", "alerts", "progressDeadline", "healthMode", "resume",
-})  # fmt: skip
-_CANARY_FIELDS = frozenset({"nodes", "soak", "nodeSelector"})
-_SELECTOR_FIELDS = frozenset({"matchLabels", "matchExpressions"})
-_REQUIREMENT_FIELDS = frozenset({"key", "operator", "values"})
 
 _MAX_COUNT = 2**31 - 1
 """The schema has the format int32."""
@@ -54,11 +48,7 @@ DEFAULT_MAX_PARALLEL = 10
 
 DEFAULT_PROGRESS_DEADLINE_S = 3600.0
 
-_T = TypeVar("_T")
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-# Not \d, which matches the digits of every script; the schema of the CRD has the same limits.
-_DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?")
+# The schema of the CRD has the same limits.
 _MAX_WAVES, _MAX_WINDOWS, _MAX_RESUMES, _MAX_RESUME_CHARS = 20, 50, 200, 253
 _PERCENTAGE = re.compile(r"(100|[1-9]?[0-9])%")
 MAX_ALERTS = 50
@@ -91,6 +81,9 @@ class PoolShare:
     count: int = 0
     percent: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.percent}%" if self.percent else str(self.count)
+
     def compute_count(self, total: int) -> int:
         """Compute the number of nodes for a pool of ``total`` nodes, at least one."""
         return min(total, max(1, self.count, total * self.percent // 100))
@@ -107,7 +100,7 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
-class LockServer:
+class LockServer(codec.JsonObject):
     """A FleetLock server, which grants a lock for each node."""
 
     url: str
@@ -126,12 +119,14 @@ class LockServer:
 
 
 @dataclass(frozen=True, slots=True)
-class PrometheusAlerts:
+class PrometheusAlerts(codec.JsonObject):
     """Prometheus alerts that pause a rollout while one of them fires."""
 
-    url: str
+    url: codec.NonEmptyText
     names: tuple[str, ...]
-    secret: str = ""
+    secret: Annotated[
+        str, codec.require("the name of a Secret", lambda name: 0 < len(name) <= _MAX_NAME_CHARS)
+    ] = ""
     """Name of the Secret with the bearer token and the certificate authority; empty for none."""
 
 
@@ -177,7 +172,7 @@ class ObservedPolicy:
     def from_json(cls, document: decode.Json) -> "ObservedPolicy":
         """Parse a RolloutPolicy; raises `ConfigError` only for invalid metadata or status."""
         fields = decode.Fields.from_json(document, "")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         observed = cls(
             meta.name,
             generation=meta.generation,
@@ -216,113 +211,141 @@ def find_policy(
 def parse_policy(document: decode.Json, name: str) -> RolloutPolicy:
     """Parse the spec of a RolloutPolicy; raises `ConfigError` that names the field."""
     try:
-        fields = decode.Fields.from_json(document, "")
-        decode.reject_unknown_fields(fields, {"apiVersion", "kind", "metadata", "spec", "status"})
-        return _parse_spec(fields.get_object("spec"))
+        # An ignored typo would disable a limit that the user relies on.
+        read = codec.read_value(_PolicyDocument, document, "", is_strict=True)
+        return cast("_PolicyDocument", read).spec
     except errors.ConfigError as error:
         raise errors.ConfigError(f"RolloutPolicy {name}: {error}", remedy=error.remedy) from error
 
 
-def parse_duration_s(fields: decode.Fields, name: str) -> float | None:
-    """Parse a duration such as ``1h30m`` or ``45s``; None when absent."""
-    text = fields.get_optional_text(name)
-    if text is None:
-        return None
-    match = _DURATION.fullmatch(text)
-    if not match or not text:
-        raise fields.error(
-            f"{fields.path_of(name)}: expected a duration such as 10m or 1h30m, found {text!r:.40}"
-        )
-    hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return hours * 3600.0 + minutes * 60.0 + rest
+# The JSON of the spec.
 
 
-def _parse_spec(fields: decode.Fields) -> RolloutPolicy:
-    # An ignored typo would disable a limit that the user relies on.
-    decode.reject_unknown_fields(fields, POLICY_FIELDS)
-    return RolloutPolicy(
-        waves=_parse_waves(fields),
-        max_failures=_parse_max_failures(fields),
-        reboot_timeout_s=parse_duration_s(fields, "rebootTimeout"),
-        progress_deadline_s=_parse_progress_deadline(fields),
-        order=_parse_order(fields),
-        prestage_max_parallel=_parse_max_parallel(fields),
-        windows=_parse_windows(fields),
-        lock_server=_parse_optional(fields, "fleetLock", parse_lock_server),
-        alerts=_parse_optional(fields, "alerts", parse_alerts),
-        health_mode=_parse_health_mode(fields),
-        resume=_parse_resume(fields),
-    )
+def _read_share(value: object) -> PoolShare:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return PoolShare(count=value)
+    if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)) and value != "0%":
+        return PoolShare(percent=int(match[1]))
+    expected = "a count of nodes or a percentage from 1% to 100%"
+    raise Mismatch(problem=f"expected {expected}, found {value!r:.40}")
 
 
-def _parse_windows(fields: decode.Fields) -> tuple[maintenance_windows.MaintenanceWindow, ...]:
-    _get_bounded_list(fields, "windows", _MAX_WINDOWS)
-    return fields.map_objects(
-        "windows",
-        lambda window: maintenance_windows.parse_window(
-            window, parse_duration_s(window, "duration")
-        ),
-    )
+def _limit_entries(limit: int) -> codec.Via:
+    def read(entries: Sequence[object]) -> Sequence[object]:
+        if len(entries) > limit:
+            raise Mismatch(problem=f"expected at most {limit} entries, found {len(entries)}")
+        return entries
+
+    return codec.Via(read)
 
 
-def _parse_resume(fields: decode.Fields) -> dict[str, str]:
-    resume = fields.get_text_map("resume")
+def _check_lock_server(server: LockServer) -> LockServer:
+    if not _GROUP.fullmatch(server.group):
+        raise Mismatch("letters, digits, dots and dashes", server.group, at=["group"])
+    return replace(server, url=_normalize_url(server.url))
+
+
+def _check_alerts(alerts: PrometheusAlerts) -> PrometheusAlerts:
+    names, url = alerts.names, _normalize_url(alerts.url)
+    is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
+    if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
+        problem = f"expected 1 to {MAX_ALERTS} different names of alerts"
+        raise Mismatch(problem=problem, at=["names"])
+    if alerts.secret and not url.startswith("https://"):
+        raise Mismatch("an https URL, because a token is sent there", url, at=["url"])
+    return replace(alerts, url=url)
+
+
+def _normalize_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        # The resolver rejects empty labels (http://a..b) and labels of more than 63 characters.
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        is_usable = False
+    is_plain = text.isprintable() and _URL.fullmatch(text) is not None
+    if not (is_usable and is_plain) or len(text) > _MAX_URL_CHARS:
+        expected = "an http or https URL without user, query and fragment"
+        raise Mismatch(expected, text, at=["url"])
+    return text.rstrip("/")
+
+
+def _check_resume(resume: Mapping[str, str]) -> Mapping[str, str]:
     if len(resume) > _MAX_RESUMES or any(len(text) > _MAX_RESUME_CHARS for text in resume.values()):
-        raise fields.error(
-            f"{fields.path_of('resume')}: expected at most {_MAX_RESUMES} pools, each with a text "
-            f"of at most {_MAX_RESUME_CHARS} characters"
+        raise Mismatch(
+            problem=f"expected at most {_MAX_RESUMES} pools, each with a text of at most "
+            f"{_MAX_RESUME_CHARS} characters"
         )
     return resume
 
 
-def _get_bounded_list(fields: decode.Fields, name: str, limit: int) -> list[object]:
-    values = fields.get_list(name)
-    if len(values) > limit:
-        raise fields.error(
-            f"{fields.path_of(name)}: expected at most {limit} entries, found {len(values)}"
-        )
-    return values
+_Duration = maintenance_windows.Duration
+_ShareField = Annotated[PoolShare, codec.Via(_read_share, wire=object)]
 
 
-def _parse_optional(
-    fields: decode.Fields, name: str, parse: Callable[[decode.Fields], _T]
-) -> _T | None:
-    return None if fields.values.get(name) is None else parse(fields.get_object(name))
+class _CanaryFields(codec.Shape):
+    nodes: _ShareField = PoolShare(1)
+    soak: _Duration | None = None
+    node_selector: label_selector.SelectorField | None = None
 
 
-def _parse_waves(fields: decode.Fields) -> tuple[Wave, ...]:
-    waves = []
-    soak_s = parse_duration_s(fields, "soak") or 0.0
-    if fields.values.get("canary") is not None:
-        canary = fields.get_object("canary")
-        decode.reject_unknown_fields(canary, _CANARY_FIELDS)
-        _reject_unknown_selector_fields(canary.get_object("nodeSelector"))
-        share = (
-            PoolShare(1)
-            if canary.values.get("nodes") is None
-            else _parse_share(canary.values["nodes"], canary.path_of("nodes"))
-        )
-        own_s = parse_duration_s(canary, "soak")
-        selector = label_selector.parse_optional_selector(
-            canary.values.get("nodeSelector"), canary.path_of("nodeSelector")
-        )
-        waves.append(Wave(share, soak_s if own_s is None else own_s, selector))
-    for index, value in enumerate(_get_bounded_list(fields, "waves", _MAX_WAVES)):
-        share = _parse_share(value, f"{fields.path_of('waves')}[{index}]")
-        if waves and not _is_larger(waves[-1].share, share):
-            raise errors.ConfigError(
-                f"{fields.path_of('waves')}[{index}]: expected more than in the previous wave, "
-                f"found {value!r:.40}",
+class _PrestageFields(codec.Shape):
+    max_parallel: Annotated[
+        int, codec.require("a positive count of nodes", lambda count: 1 <= count <= _MAX_COUNT)
+    ] = DEFAULT_MAX_PARALLEL
+
+
+class _PolicyFields(codec.Shape):
+    canary: _CanaryFields | None = None
+    waves: Annotated[tuple[_ShareField, ...], _limit_entries(_MAX_WAVES)] = ()
+    soak: _Duration = 0.0
+    max_failures: Annotated[
+        int, codec.require("a count of nodes", lambda count: 0 <= count <= _MAX_COUNT)
+    ] = 0
+    reboot_timeout: _Duration | None = None
+    progress_deadline: _Duration = DEFAULT_PROGRESS_DEADLINE_S
+    order: NodeOrder = NodeOrder.ZONES
+    prestage: _PrestageFields | None = None
+    windows: Annotated[
+        tuple[maintenance_windows.MaintenanceWindow, ...], _limit_entries(_MAX_WINDOWS)
+    ] = ()
+    fleet_lock: Annotated[LockServer | None, codec.Via(_check_lock_server)] = None
+    alerts: Annotated[PrometheusAlerts | None, codec.Via(_check_alerts)] = None
+    health_mode: HealthMode | None = None
+    resume: Annotated[Mapping[str, str], codec.Via(_check_resume)]
+
+
+def _build_policy(fields: _PolicyFields) -> RolloutPolicy:
+    return RolloutPolicy(
+        waves=tuple(_list_waves(fields)),
+        max_failures=fields.max_failures,
+        reboot_timeout_s=fields.reboot_timeout,
+        progress_deadline_s=fields.progress_deadline,
+        order=fields.order,
+        prestage_max_parallel=fields.prestage.max_parallel if fields.prestage else None,
+        windows=fields.windows,
+        lock_server=fields.fleet_lock,
+        alerts=fields.alerts,
+        health_mode=fields.health_mode,
+        resume=fields.resume,
+    )
+
+
+def _list_waves(fields: _PolicyFields) -> Iterator[Wave]:
+    before: PoolShare | None = None
+    if (canary := fields.canary) is not None:
+        soak_s = fields.soak if canary.soak is None else canary.soak
+        yield Wave(before := canary.nodes, soak_s, canary.node_selector)
+    for index, share in enumerate(fields.waves):
+        if before is not None and not _is_larger(before, share):
+            raise Mismatch(
+                problem="expected more than in the previous wave, "
+                f"found {share.count or str(share)!r}",
                 remedy="write the total share of updated nodes at the end of each wave",
+                at=["waves", index],
             )
-        waves.append(Wave(share, soak_s))
-    return tuple(waves)
-
-
-def _reject_unknown_selector_fields(selector: decode.Fields) -> None:
-    decode.reject_unknown_fields(selector, _SELECTOR_FIELDS)
-    for requirement in selector.iter_objects("matchExpressions"):
-        decode.reject_unknown_fields(requirement, _REQUIREMENT_FIELDS)
+        yield Wave(before := share, fields.soak)
 
 
 def _is_larger(before: PoolShare, after: PoolShare) -> bool:
@@ -332,96 +355,10 @@ def _is_larger(before: PoolShare, after: PoolShare) -> bool:
     return not (before.count and after.count) or after.count > before.count
 
 
-def _parse_share(value: object, place: str) -> PoolShare:
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return PoolShare(count=value)
-    if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)) and value != "0%":
-        return PoolShare(percent=int(match[1]))
-    raise errors.ConfigError(
-        f"{place}: expected a count of nodes or a percentage from 1% to 100%, found {value!r:.40}"
-    )
+_SpecField = Annotated[RolloutPolicy, codec.Via(_build_policy, wire=_PolicyFields)]
 
 
-def _parse_max_failures(fields: decode.Fields) -> int:
-    value = fields.get_optional_integer("maxFailures") or 0
-    if not 0 <= value <= _MAX_COUNT:
-        raise fields.make_error("maxFailures", "a count of nodes")
-    return value
-
-
-def _parse_progress_deadline(fields: decode.Fields) -> float:
-    seconds = parse_duration_s(fields, "progressDeadline")
-    return DEFAULT_PROGRESS_DEADLINE_S if seconds is None else seconds
-
-
-def _parse_max_parallel(fields: decode.Fields) -> int | None:
-    if fields.values.get("prestage") is None:
-        return None
-    prestage = fields.get_object("prestage")
-    decode.reject_unknown_fields(prestage, {"maxParallel"})
-    value = prestage.get_optional_integer("maxParallel")
-    if value is not None and not 1 <= value <= _MAX_COUNT:
-        raise prestage.make_error("maxParallel", "a positive count of nodes")
-    return value or DEFAULT_MAX_PARALLEL
-
-
-def _parse_order(fields: decode.Fields) -> NodeOrder:
-    return _parse_choice(fields, "order", NodeOrder) or NodeOrder.ZONES
-
-
-def _parse_health_mode(fields: decode.Fields) -> HealthMode | None:
-    return _parse_choice(fields, "healthMode", HealthMode)
-
-
-def _parse_choice(fields: decode.Fields, name: str, choices: type[_Choice]) -> _Choice | None:
-    text = fields.get_optional_text(name)
-    if text is None:
-        return None
-    try:
-        return choices(text)
-    except ValueError as error:
-        raise fields.error(
-            f"{fields.path_of(name)}: expected one of {', '.join(choices)}, found {text!r:.40}"
-        ) from error
-
-
-def parse_lock_server(fields: decode.Fields) -> LockServer:
-    """Parse the lock server of a policy; raises `ConfigError`."""
-    decode.reject_unknown_fields(fields, {"url", "group"})
-    group = fields.get_required_text("group")
-    if not _GROUP.fullmatch(group):
-        raise fields.make_error("group", "letters, digits, dots and dashes")
-    return LockServer(_parse_url(fields), group)
-
-
-def parse_alerts(fields: decode.Fields) -> PrometheusAlerts:
-    """Parse the alerts of a policy; raises `ConfigError`."""
-    decode.reject_unknown_fields(fields, {"url", "names", "secret"})
-    names = fields.get_text_list("names")
-    is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
-    if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
-        raise fields.error(
-            f"{fields.path_of('names')}: expected 1 to {MAX_ALERTS} different names of alerts"
-        )
-    url, secret = _parse_url(fields), fields.get_text("secret")
-    if fields.values.get("secret") is not None and not 0 < len(secret) <= _MAX_NAME_CHARS:
-        raise fields.make_error("secret", "the name of a Secret")
-    if secret and not url.startswith("https://"):
-        raise fields.make_error("url", "an https URL, because a token is sent there")
-    return PrometheusAlerts(url, names, secret)
-
-
-def _parse_url(fields: decode.Fields) -> str:
-    text = fields.get_required_text("url")
-    try:
-        parts = urlsplit(text)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        # The resolver rejects empty labels (http://a..b) and labels of more than 63 characters.
-        (parts.hostname or "").encode("idna")
-    except ValueError:
-        is_usable = False
-        parts = urlsplit("")
-    is_plain = text.isprintable() and _URL.fullmatch(text) is not None
-    if not (is_usable and is_plain) or len(text) > _MAX_URL_CHARS:
-        raise fields.make_error("url", "an http or https URL without user, query and fragment")
-    return text.rstrip("/")
+class _PolicyDocument(codec.Shape, kind=KIND, api_version=API_VERSION):
+    metadata: codec.Json
+    spec: _SpecField = RolloutPolicy(max_failures=0)
+    status: codec.Json

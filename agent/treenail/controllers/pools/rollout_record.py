@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
+from typing import Annotated
 
-from treenail.api import decode
 from treenail.controllers.pools import maintenance_windows, node_facts, rollout_policy
+from treenail.encoding import codec
 
 MAX_PAST_ROLLOUTS = 5
 """Rollouts that the status of a pool keeps: at most 3 KB."""
@@ -30,44 +31,20 @@ class PastOutcome(StrEnum):
     """Another target came before all nodes were updated."""
 
 
+_Seconds = Annotated[float, codec.Via(float, int, wire=int)]
+
+
 @dataclass(frozen=True, slots=True)
-class PastRollout:
+class PastRollout(codec.JsonObject, omits_defaults=True):
     """A rollout that another one followed."""
 
     config: str
     image: str | None
-    began_at: float
-    ended_at: float
-    outcome: PastOutcome
-    reason: str = ""
+    began_at: _Seconds
+    ended_at: _Seconds
+    outcome: Annotated[PastOutcome, codec.Key(fallback=PastOutcome.REPLACED)]
+    reason: Annotated[str, codec.Via(write=lambda reason: reason[:_PAST_REASON_LIMIT])] = ""
     """Node and reason of the failure that halted it."""
-
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "PastRollout":
-        """Parse one entry; raises `ConfigError`. An unknown outcome counts as replaced."""
-        outcome = fields.get_text("outcome")
-        return cls(
-            fields.get_text("config"),
-            fields.get_optional_text("image"),
-            float(fields.get_optional_integer("beganAt") or 0),
-            float(fields.get_optional_integer("endedAt") or 0),
-            PastOutcome(outcome) if outcome in list(PastOutcome) else PastOutcome.REPLACED,
-            fields.get_text("reason"),
-        )
-
-    def to_json(self) -> decode.Json:
-        """Format the entry for the status of the pool."""
-        document: decode.Json = {
-            "config": self.config,
-            "beganAt": int(self.began_at),
-            "endedAt": int(self.ended_at),
-            "outcome": str(self.outcome),
-        }
-        if self.image is not None:
-            document["image"] = self.image
-        if self.reason:
-            document["reason"] = self.reason[:_PAST_REASON_LIMIT]
-        return document
 
 
 def add_past_rollout(
@@ -96,85 +73,32 @@ class NodeFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRecord:
+class RolloutRecord(codec.JsonObject, where=f"status.{ROLLOUT_STATUS}", omits_defaults=True):
     """Record of the rollout of one target."""
 
-    target: node_facts.RolloutTarget
+    target: Annotated[node_facts.RolloutTarget, codec.INLINE]
     wave: int = 0
     """Number of complete waves."""
-    image_changed_at: float | None = None
+    image_changed_at: _Seconds | None = None
     """When the target got another image than the previous one; None when it had none."""
-    settled_at: float | None = None
+    settled_at: _Seconds | None = None
     """Since when all nodes of the current wave are updated and healthy; None while they are not."""
-    halted_by: NodeFailure | None = None
+    halted_by: Annotated[NodeFailure | None, codec.Key("halted")] = None
     """The failure that halted the rollout."""
-    resume_value: str = ""
+    resume_value: Annotated[str, codec.Key("resumed")] = ""
     """The last value of the policy's field resume that was applied."""
-    blocked_since: float | None = None
+    blocked_since: _Seconds | None = None
     """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
     """Nodes whose failure the user acknowledged by resuming, and that have not recovered since."""
-    began_at: float | None = field(default=None, compare=False)
+    began_at: _Seconds | None = field(default=None, compare=False)
     """When the target was first seen; None in the record of an older version."""
-    completed_at: float | None = field(default=None, compare=False)
+    completed_at: _Seconds | None = field(default=None, compare=False)
     """When all nodes had the target; None while they do not."""
-    history: tuple[PastRollout, ...] = field(default=(), compare=False)
+    history: Annotated[
+        tuple[PastRollout, ...], codec.Via(lambda history: history[:MAX_PAST_ROLLOUTS])
+    ] = field(default=(), compare=False)
     """The rollouts before, the latest first."""
-
-    @classmethod
-    def from_json(cls, document: object) -> "RolloutRecord":
-        """Parse the field of the status; raises `ConfigError`."""
-        fields = decode.Fields.from_json(document, f"status.{ROLLOUT_STATUS}")
-        halted = fields.get_object("halted")
-        settled = fields.get_optional_integer("settledAt")
-        blocked = fields.get_optional_integer("blockedSince")
-        changed = fields.get_optional_integer("imageChangedAt")
-        began = fields.get_optional_integer("beganAt")
-        completed = fields.get_optional_integer("completedAt")
-        return cls(
-            target=node_facts.RolloutTarget(
-                fields.get_text("config"), fields.get_optional_text("image")
-            ),
-            wave=fields.get_optional_integer("wave") or 0,
-            image_changed_at=None if changed is None else float(changed),
-            settled_at=None if settled is None else float(settled),
-            halted_by=NodeFailure(halted.get_text("node"), halted.get_text("reason"))
-            if halted.values
-            else None,
-            resume_value=fields.get_text("resumed"),
-            blocked_since=None if blocked is None else float(blocked),
-            acknowledged=fields.get_text_list("acknowledged"),
-            began_at=None if began is None else float(began),
-            completed_at=None if completed is None else float(completed),
-            history=fields.map_objects("history", PastRollout.from_fields)[:MAX_PAST_ROLLOUTS],
-        )
-
-    def to_json(self) -> decode.Json:
-        """Format the record for the field of the status."""
-        document: decode.Json = {"config": self.target.config}
-        if self.target.image is not None:
-            document["image"] = self.target.image
-        if self.image_changed_at is not None:
-            document["imageChangedAt"] = int(self.image_changed_at)
-        if self.wave:
-            document["wave"] = self.wave
-        if self.settled_at is not None:
-            document["settledAt"] = int(self.settled_at)
-        if self.halted_by is not None:
-            document["halted"] = {"node": self.halted_by.node, "reason": self.halted_by.reason}
-        if self.resume_value:
-            document["resumed"] = self.resume_value
-        if self.blocked_since is not None:
-            document["blockedSince"] = int(self.blocked_since)
-        if self.acknowledged:
-            document["acknowledged"] = list(self.acknowledged)
-        if self.began_at is not None:
-            document["beganAt"] = int(self.began_at)
-        if self.completed_at is not None:
-            document["completedAt"] = int(self.completed_at)
-        if self.history:
-            document["history"] = [past.to_json() for past in self.history]
-        return document
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class ControllerConfig:
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),
             annotations.get(key.RELEASE_VERSION, ""),
-            object_meta.ObjectMeta.from_fields(fields.get_object("metadata")),
+            fields.get_object("metadata").read(object_meta.ObjectMeta),
         )
 
 

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 from urllib.parse import urlencode
 
 from treenail import clocks, errors
 from treenail.api import decode
 from treenail.controllers.pools import os_image, rollout_policy
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
+from treenail.encoding import codec
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _FORGET_AFTER_S = 600.0
 class LockHolder:
     """A node that holds or requests a lock."""
 
-    name: str
+    name: Annotated[str, codec.Key("node")]
     uid: str
     """The id of the lock: unlike the name it differs between clusters and after a new install."""
 

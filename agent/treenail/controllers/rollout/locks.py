@@ -7,36 +7,23 @@ the node has the same information for a pool that is deleted.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from treenail.api import decode, machineconfigpool
 from treenail.controllers.pools import node_facts, rollout_policy
 from treenail.controllers.rollout.external_gates import LockHolder
+from treenail.encoding import codec
 
 LOCKS_STATUS = "fleetLocks"
 """Field of a pool's status. Only the rollout controller may write it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLock:
+class NodeLock(codec.JsonObject):
     """A lock that a node may hold: it was requested, and not released since."""
 
-    server: rollout_policy.LockServer
-    holder: LockHolder
-
-    @classmethod
-    def from_fields(cls, fields: decode.Fields) -> "NodeLock":
-        return cls(
-            rollout_policy.LockServer(fields.get_text("url"), fields.get_text("group")),
-            LockHolder(fields.get_text("node"), fields.get_text("uid")),
-        )
-
-    def to_json(self) -> decode.Json:
-        return {
-            "node": self.holder.name,
-            "uid": self.holder.uid,
-            "url": self.server.url,
-            "group": self.server.group,
-        }
+    server: Annotated[rollout_policy.LockServer, codec.INLINE]
+    holder: Annotated[LockHolder, codec.INLINE]
 
 
 def get_holder(node: node_facts.NodeFacts) -> LockHolder:
@@ -46,7 +33,7 @@ def get_holder(node: node_facts.NodeFacts) -> LockHolder:
 
 def read_locks(pool: machineconfigpool.MachineConfigPool) -> tuple[NodeLock, ...]:
     """Read the locks that nodes of the pool may hold; raises `ConfigError`."""
-    return decode.Fields(pool.status, "status").map_objects(LOCKS_STATUS, NodeLock.from_fields)
+    return decode.Fields(pool.status, "status").read_list(LOCKS_STATUS, NodeLock)
 
 
 def add_locks(

@@ -35,9 +35,7 @@ class RequestedNode:
     @classmethod
     def from_json(cls, document: decode.Json, *, image_key: str) -> "RequestedNode":
         """Parse a Node; raises `ConfigError`."""
-        meta = object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(document, "Node").get_object("metadata")
-        )
+        meta = object_meta.read_metadata(document, "Node")
         return cls(
             name=meta.name,
             uid=meta.uid,

@@ -45,13 +45,7 @@ def read_metadata(
         pages = [*client.list_pages(resource, has_metadata_only=True, is_paged=False)]
     except errors.NotFoundError:
         return []
-    return [
-        object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(document, "").get_object("metadata")
-        )
-        for page in pages
-        for document in page.items
-    ]
+    return [object_meta.read_metadata(document, "") for page in pages for document in page.items]
 
 
 def read_nodes(

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from treenail import clocks, codec, errors
+from treenail import clocks, errors
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.config import node_paths
 from treenail.daemon.configuration.path_watcher import PathWatcher
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files
 from treenail.log import MessageId
 from treenail.update.drift.drift_policy import is_contested
@@ -184,7 +185,7 @@ class ControllerConfigSync:
     def _read_registries(self) -> frozenset[str]:
         content = self._files.read_file(REGISTRIES_FILE, limit=_LIMIT)
         try:
-            document: object = codec.parse_json(content) if content else []
+            document: object = json_text.parse_json(content) if content else []
         except ValueError:
             document = []
         registries = document if isinstance(document, list) else []

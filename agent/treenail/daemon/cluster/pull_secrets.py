@@ -9,9 +9,10 @@ import logging
 import os
 from dataclasses import dataclass
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.config import bootstrap_registry, node_paths, pullsecret
 from treenail.daemon.agent_settings import AgentSettings
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.log import MessageId
 from treenail.update.steps import inventory
@@ -289,7 +290,7 @@ class PullSecrets:
     def _is_managed(self, path: str) -> bool:
         content = self._files.read_file(inventory.OWNERSHIP_FILE, limit=inventory.OWNERSHIP_LIMIT)
         try:
-            return path in inventory.from_json(codec.parse_json(content or b"null")).paths
+            return path in inventory.from_json(json_text.parse_json(content or b"null")).paths
         except (ValueError, errors.LedgerError):
             # The planner reports a damaged ownership record.
             return False

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration.drift import ExpectedState
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files
 from treenail.update.state.ledger_record import Target
 
@@ -113,7 +114,9 @@ class ConfigCache:
         content = self._files.read_file(node_paths.SERVED_CONFIG, limit=_LIMIT)
         try:
             return (
-                "" if content is None else MachineConfig.from_json(codec.parse_json(content)).name
+                ""
+                if content is None
+                else MachineConfig.from_json(json_text.parse_json(content)).name
             )
         except (ValueError, errors.ConfigError):
             return ""
@@ -144,7 +147,7 @@ class ConfigCache:
         digest = hashlib.sha256(content).digest()
         known = self._parsed.pop(name, None)
         if known is None or known[0] != digest:
-            decoded = config or MachineConfig.from_json(codec.parse_json(content))
+            decoded = config or MachineConfig.from_json(json_text.parse_json(content))
             known = digest, wanted_state.ParsedConfig(decoded)
         self._parsed[name] = known
         for oldest in list(self._parsed)[:-_PARSED_LIMIT]:
@@ -207,7 +210,7 @@ def encode_once_config(config: MachineConfig) -> Iterator[bytes]:
     sections = {
         name: section for name, section in (config.config or {}).items() if name != "passwd"
     }
-    yield from codec.encode_parts(replace(config, config=sections or None).to_json())
+    yield from json_text.encode_parts(replace(config, config=sections or None).to_json())
 
 
 def has_once_config(files: atomic_files.HostFiles) -> bool:
@@ -222,7 +225,7 @@ def read_once_config(files: atomic_files.HostFiles) -> MachineConfig | None:
     if content is None:
         return None
     try:
-        return MachineConfig.from_json(codec.parse_json(content))
+        return MachineConfig.from_json(json_text.parse_json(content))
     except (ValueError, errors.ConfigError) as error:
         raise errors.HostError(
             f"cannot read {ONCE_CONFIG_PATH}: expected the config of the last treenail once",

@@ -13,11 +13,12 @@ from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.api import decode, machineconfig
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration import step_runner
 from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import PathChange
@@ -62,7 +63,7 @@ class MachineInspector:
         if content is None:
             return self._read_mcd_ownership()
         try:
-            return inventory.from_json(codec.parse_json(content))
+            return inventory.from_json(json_text.parse_json(content))
         except ValueError as error:
             path = self._root.resolve_path(inventory.OWNERSHIP_FILE)
             raise errors.LedgerError(

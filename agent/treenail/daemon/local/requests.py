@@ -3,7 +3,8 @@
 import json
 import logging
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import json_text
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.update.decision import user_requests
 
@@ -23,7 +24,9 @@ class RequestFile:
         """Read the request; None without one. An invalid request is logged and removed."""
         try:
             content = self._files.read_file(REQUEST_FILE, limit=_LIMIT)
-            return None if content is None else user_requests.from_json(codec.parse_json(content))
+            return (
+                None if content is None else user_requests.from_json(json_text.parse_json(content))
+            )
         except (errors.FileError, errors.ConfigError, ValueError) as error:
             log.warning("cannot read the request in %s: %s", REQUEST_FILE, error)
             self.remove_request()

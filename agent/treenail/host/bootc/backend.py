@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.deployment_change import DeploymentChange
+from treenail.encoding import json_text
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
 from treenail.host.container.podman import PodmanProgress
@@ -476,7 +477,7 @@ class SwitchRecord:
         """Return the pull spec; empty without a record of this boot. Raises `HostError`."""
         try:
             content = self._files.read_file(SWITCH_RECORD_PATH)
-            document: object = None if content is None else codec.parse_json(content)
+            document: object = None if content is None else json_text.parse_json(content)
         except (errors.FileError, ValueError) as error:
             log.warning("cannot read the record of the last switch: %s", error)
             return ""

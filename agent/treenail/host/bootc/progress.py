@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from treenail import codec, errors, sanitize
+from treenail import errors, sanitize
+from treenail.encoding import json_text
 from treenail.host.ostree.deployments import TransactionProgress
 
 _CHUNK = 64 * 1024
@@ -41,7 +42,7 @@ class BootcProgress:
     def _parse_line(self, line: bytes) -> None:
         try:
             # The interface is experimental: lines and types that are not known here are no error.
-            event = codec.parse_json(line)
+            event = json_text.parse_json(line)
         except ValueError:
             return
         if not isinstance(event, dict):

@@ -6,7 +6,8 @@ https://bootc.dev/bootc/host-v1.schema.json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from treenail import codec, errors, sanitize
+from treenail import errors, sanitize
+from treenail.encoding import json_text
 from treenail.host.ostree import deployments
 
 Json = Mapping[str, object]
@@ -42,7 +43,7 @@ class BootcStatus:
 def parse_status(content: bytes) -> BootcStatus:
     """Parse the status; raise `HostError` when it is invalid or bootc does not manage the host."""
     try:
-        document = codec.parse_json(content)
+        document = json_text.parse_json(content)
     except ValueError as error:
         raise errors.HostError(f"cannot read bootc status: it is no JSON: {error}") from error
     table = _get_table(document)
@@ -82,7 +83,7 @@ def parse_status(content: bytes) -> BootcStatus:
 def is_composefs(content: bytes) -> bool:
     """Whether it is the status of a host that bootc manages without OSTree."""
     try:
-        document = _get_table(codec.parse_json(content))
+        document = _get_table(json_text.parse_json(content))
     except ValueError:
         return False
     return _is_composefs(_get_table(_get_table(document.get("status")).get("booted")))

@@ -13,7 +13,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from treenail import clocks, codec, errors, process
+from treenail import clocks, errors, process
+from treenail.encoding import json_text
 from treenail.host.container import registry
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.ostree.deployments import TransactionProgress
@@ -89,7 +90,7 @@ class Podman:
         command = [self.program, "image", "inspect", "--format", "json", image]
         content = self._unsandboxed.run_command(command, timeout_s=_TIMEOUT_S)
         try:
-            match codec.parse_json(content):
+            match json_text.parse_json(content):
                 case [{"Labels": dict(labels)}]:
                     return {str(key): str(value) for key, value in labels.items()}
                 case _:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from treenail import clocks, codec, errors, process, retry, sanitize
+from treenail import clocks, errors, process, retry, sanitize
+from treenail.encoding import json_text
 from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ def _shorten_message(text: str) -> str:
 
 def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
     try:
-        document: object = codec.parse_json(output)
+        document: object = json_text.parse_json(output)
     except ValueError:
         document = None
     if not isinstance(document, dict):
@@ -173,7 +174,7 @@ def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
 
 def _parse_platforms(output: bytes) -> tuple[str, ...]:
     try:
-        document: object = codec.parse_json(output)
+        document: object = json_text.parse_json(output)
     except ValueError:
         return ()
     manifests = document.get("manifests") if isinstance(document, dict) else None

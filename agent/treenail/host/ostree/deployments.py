@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import codec, sanitize
+from treenail import sanitize
 from treenail.deployment_change import DeploymentChange
+from treenail.encoding import json_text
 from treenail.host.filesystem.root_directory import Root
 
 _DIGEST = re.compile(r"@(sha256:[a-f0-9]{64})$")
@@ -169,7 +170,7 @@ def parse_labels(properties: Mapping[str, object]) -> dict[str, str]:
     metadata = properties.get("base-commit-meta")
     text = metadata.get(IMAGE_CONFIG_KEY) if isinstance(metadata, Mapping) else None
     try:
-        return parse_config_labels(codec.parse_json(text) if isinstance(text, str) else None)
+        return parse_config_labels(json_text.parse_json(text) if isinstance(text, str) else None)
     except ValueError:
         return {}
 

@@ -9,7 +9,8 @@ import ast
 import logging
 from collections.abc import Iterator
 
-from treenail import codec, errors, process
+from treenail import errors, process
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.ostree import deployments
 
@@ -76,7 +77,7 @@ class OstreeMetadata:
             output = self._programs.run_command(command, timeout_s=_TIMEOUT_S).decode()
             # ostree prints GVariant's text format, whose string literals Python can parse.
             return deployments.parse_config_labels(
-                codec.parse_json(ast.literal_eval(output.strip()))
+                json_text.parse_json(ast.literal_eval(output.strip()))
             )
         except (errors.CommandError, ValueError, SyntaxError, TypeError) as error:
             log.debug("cannot read the labels of %s: %s", checksum, error)

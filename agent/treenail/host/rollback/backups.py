@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import codec, json_text
 from treenail.host.filesystem import atomic_files, entries, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.rollback import undo_log
@@ -161,7 +162,7 @@ def _parse_copy(copy: bytes, path: str) -> entries.Entry:
 
 def _parse_header(copy: bytes, path: str) -> _BackupHeader:
     try:
-        header = codec.decode(_BackupHeader, codec.parse_json(copy.partition(b"\n")[0]))
+        header = codec.decode(_BackupHeader, json_text.parse_json(copy.partition(b"\n")[0]))
         undo_log.decode_xattrs(header.xattrs)
     except ValueError as error:
         raise errors.FileError(

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.filesystem.disk import Disk
 
@@ -236,7 +237,7 @@ class UndoLog:
 
     def _parse_record(self, text: bytes, number: int) -> Json:
         try:
-            record = codec.parse_json(text)
+            record = json_text.parse_json(text)
         except ValueError:
             record = None
         if not isinstance(record, dict):

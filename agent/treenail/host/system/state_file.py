@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from treenail import codec, errors, sanitize
+from treenail import errors, sanitize
+from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, root_directory
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Ledger:
         if content is None:
             return None
         try:
-            document: object = codec.parse_json(content)
+            document: object = json_text.parse_json(content)
         except ValueError as error:
             raise errors.LedgerError(
                 f"cannot read the ledger {path}: it is damaged: {error}",
@@ -168,7 +169,7 @@ class CrashRecordFile:
         """Return the last document written; None without one, and for a damaged one."""
         try:
             content = self._files.read_file(CRASH_RECORD_PATH)
-            document: object = None if content is None else codec.parse_json(content)
+            document: object = None if content is None else json_text.parse_json(content)
         except (errors.FileError, ValueError) as error:
             log.warning("cannot read the crash record: %s", error)
             return None

@@ -13,10 +13,12 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from treenail import oci_content
 from treenail.api import decode
 from treenail.api.pullspec import parse_pull_spec
+from treenail.encoding import codec
 from treenail.image.oci import documents
 
 SPDX_TYPE = "application/spdx+json"
@@ -24,52 +26,34 @@ SPDX_TYPE = "application/spdx+json"
 MAX_PACKAGES = 20_000
 _NONE = "NOASSERTION"
 _TEXT_LIMIT = 300
+_ShortText = Annotated[str, codec.Via(lambda text: text[:_TEXT_LIMIT])]
 _UNRESERVED = frozenset(string.ascii_letters + string.digits + "-._~")
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class InstalledPackage:
+class InstalledPackage(codec.JsonObject):
     """A package as its database names it."""
 
-    manager: str
+    manager: _ShortText
     """``rpm`` or ``deb``, as in package URLs."""
-    name: str
-    version: str
+    name: _ShortText
+    version: _ShortText
     """With the epoch, as in ``1:2.3-4``."""
-    architecture: str = ""
-    license: str = ""
-    source: str = ""
+    architecture: _ShortText = ""
+    license: _ShortText = ""
+    source: _ShortText = ""
     """The source package."""
 
 
 @dataclass(frozen=True, slots=True)
-class PackageList:
-    """The packages of an image and the ID of its distribution."""
+class PackageList(codec.JsonObject, where="package list"):
+    """The packages of an image and the ID of its distribution. Long texts are shortened."""
 
-    packages: tuple[InstalledPackage, ...]
-    distribution: str = ""
-
-    def to_json(self) -> decode.Json:
-        listed: list[decode.Json] = [
-            {
-                "manager": package.manager,
-                "name": package.name,
-                "version": package.version,
-                "architecture": package.architecture,
-                "license": package.license,
-                "source": package.source,
-            }
-            for package in self.packages
-        ]
-        return {"distribution": self.distribution, "packages": listed}
-
-    @classmethod
-    def from_json(cls, document: object) -> "PackageList":
-        """Parse the list; raise `ConfigError`. Long texts are shortened."""
-        fields = decode.Fields.from_json(document, "package list")
-        parsed = fields.map_objects("packages", _parse_package)[:MAX_PACKAGES]
-        return cls(tuple(parsed), fields.get_text("distribution")[:_TEXT_LIMIT])
+    packages: Annotated[
+        tuple[InstalledPackage, ...], codec.Via(lambda packages: packages[:MAX_PACKAGES])
+    ]
+    distribution: _ShortText = ""
 
 
 def make_spdx_document(
@@ -166,14 +150,6 @@ def _quote(text: str, *, safe: str = "") -> str:
 
 def _relate(subject: str, kind: str, related: str) -> decode.Json:
     return {"spdxElementId": subject, "relationshipType": kind, "relatedSpdxElement": related}
-
-
-def _parse_package(fields: decode.Fields) -> InstalledPackage:
-    values = [
-        fields.get_text(name)[:_TEXT_LIMIT]
-        for name in ("manager", "name", "version", "architecture", "license", "source")
-    ]
-    return InstalledPackage(*values)
 
 
 STATEMENT_TYPE = "application/vnd.in-toto+json"

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail import clocks, codec, errors, memory
+from treenail import clocks, errors, memory
+from treenail.encoding import codec, json_text
 from treenail.installer.directory import install_files
 from treenail.oci_content import compute_digest
 
@@ -203,7 +204,7 @@ def parse_install_record(
         )
 
     try:
-        document = codec.parse_json(content)
+        document = json_text.parse_json(content)
     except ValueError as error:
         raise make_error(f"it is damaged: {error}") from error
     if not isinstance(document, dict):

@@ -41,9 +41,7 @@ class RegisteredNode:
     def from_json(cls, document: decode.Json) -> "RegisteredNode":
         """Read a Node; raise `ConfigError`."""
         node = Node.from_json(document)
-        meta = object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(document, "Node").get_object("metadata")
-        )
+        meta = object_meta.read_metadata(document, "Node")
         created_at = clocks.parse_rfc3339(meta.created) or 0.0
         return cls(node.name, node.uid, created_at, tuple(meta.labels.items()), node.is_ready)
 

@@ -64,7 +64,7 @@ class KubeletRequest:
         kube-apiserver sets user and groups; clients cannot. Raises `ConfigError`.
         """
         fields = decode.Fields.from_json(document, "CertificateSigningRequest")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         spec = fields.get_object("spec")
         user, groups = spec.get_text("username"), spec.get_text_list("groups")
         if (
@@ -85,7 +85,7 @@ class KubeletRequest:
         if len(machines) > 1:
             problem = "its groups name several machines"
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
+        conditions = status.read_list("conditions", object_meta.Condition)
         decisions = {condition.type: condition for condition in conditions}
         failed = decisions.get("Denied") or decisions.get("Failed")
         identity = user.removeprefix(bootstrap_tokens.USER_PREFIX)

@@ -276,7 +276,7 @@ class ObservedControllerConfig:
     def from_json(cls, document: decode.Json) -> "ObservedControllerConfig":
         """Read an API object or a file; raise `ConfigError` for malformed metadata."""
         fields = decode.Fields.from_json(document, "")
-        metadata = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        metadata = fields.get_object("metadata").read(object_meta.ObjectMeta)
         text = json.dumps(document.get("spec"), sort_keys=True).encode()
         version = hashlib.sha256(text).hexdigest()
         try:

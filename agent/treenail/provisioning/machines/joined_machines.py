@@ -64,9 +64,9 @@ class ArrivedNode:
     def from_json(cls, document: decode.Json) -> "ArrivedNode":
         """Read a Node; raise `ConfigError`."""
         fields = decode.Fields.from_json(document, "Node")
-        meta = object_meta.ObjectMeta.from_fields(fields.get_object("metadata"))
+        meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         status = fields.get_object("status")
-        conditions = status.map_objects("conditions", object_meta.Condition.from_fields)
+        conditions = status.read_list("conditions", object_meta.Condition)
         ready = next((condition for condition in conditions if condition.type == "Ready"), None)
         is_ready = ready is not None and ready.status == "True"
         addresses = status.map_objects(

@@ -155,9 +155,7 @@ class BootstrapCredentials:
 
     def _check_clock(self, created: decode.Json) -> None:
         """Log once that the API server has another time: it decides when a token ends."""
-        meta = object_meta.ObjectMeta.from_fields(
-            decode.Fields.from_json(created, "Secret").get_object("metadata")
-        )
+        meta = object_meta.read_metadata(created, "Secret")
         created_at = clocks.parse_rfc3339(meta.created)
         if created_at is None:
             return

@@ -1,9 +1,11 @@
 """Requests of users on the machine to the agent: cancel, retry and repair."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import codec
 from treenail.update.state import ledger_record
 
 Json = dict[str, object]
@@ -27,7 +29,7 @@ class UserRequest:
     """A request of a user."""
 
     kind: RequestKind
-    update_id: str = field(default="", metadata=codec.key("update"))
+    update_id: Annotated[str, codec.Key("update")] = ""
     """The update to cancel."""
     paths: tuple[str, ...] = ()
     """The paths to repair."""

@@ -5,15 +5,15 @@ causes. The order is: nothing < daemon-reload < reload < restart < drain < reboo
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar, assert_never
+from typing import Annotated, TypeVar, assert_never
 
 from treenail.api import disruptionpolicy, machineconfig
-from treenail.codec import key
 from treenail.config import node_paths, provenance, wanted_state
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
 from treenail.deployment_change import NO_CHANGE, DeploymentChange
+from treenail.encoding import codec
 from treenail.update.impact import os_change
 from treenail.update.steps import step_types
 
@@ -298,19 +298,18 @@ REASONS_LIMIT = 20
 class UpdateImpact:
     """The part of a planned update that decisions depend on; it holds no contents."""
 
-    os: DeploymentChange = field(default=NO_CHANGE, metadata=key(is_required=True))
-    needs_write: bool = field(default=False, metadata=key("needsWrite", is_required=True))
+    os: Annotated[DeploymentChange, codec.Key(is_required=True)] = NO_CHANGE
+    needs_write: Annotated[bool, codec.Key("needsWrite", is_required=True)] = False
     """Files, units or users must be written."""
-    level: DisruptionLevel = field(
-        default=DisruptionLevel.NONE,
-        metadata=key(fallback=DisruptionLevel.REBOOT, is_required=True),
-    )
+    level: Annotated[
+        DisruptionLevel, codec.Key(fallback=DisruptionLevel.REBOOT, is_required=True)
+    ] = DisruptionLevel.NONE
     reasons: tuple[str, ...] = ()
     """The causes of the most disruptive action, at most `REASONS_LIMIT`."""
-    checked_id: str = field(default="", metadata=key("checkedID"))
+    checked_id: Annotated[str, codec.Key("checkedID")] = ""
     """The deployment whose image was compared with the config; empty before, and without an image
     beside the config."""
-    writes_image_files: bool = field(default=False, metadata=key("writesImageFiles"))
+    writes_image_files: Annotated[bool, codec.Key("writesImageFiles")] = False
     """In image mode the agent writes the files and units that the image lacks."""
 
     @property

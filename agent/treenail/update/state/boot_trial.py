@@ -1,9 +1,10 @@
 """The boot trial: what the ledger records of a target until it is healthy, and its time limits."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 
-from treenail.codec import key
+from treenail.encoding import codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +51,31 @@ class HealthCheckMode(StrEnum):
 class BootTrial:
     """The state of a target's boot trial."""
 
-    has_api_before_reboot: bool = field(default=False, metadata=key("apiBeforeReboot"))
+    has_api_before_reboot: Annotated[bool, codec.Key("apiBeforeReboot")] = False
     """The API server answered right before the reboot."""
-    has_api_since_reboot: bool = field(default=False, metadata=key("apiSinceReboot"))
+    has_api_since_reboot: Annotated[bool, codec.Key("apiSinceReboot")] = False
     """The API server has answered since then."""
-    boot_id: str = field(default="", metadata=key("bootID"))
+    boot_id: Annotated[str, codec.Key("bootID")] = ""
     """The boot on trial; empty before the first."""
-    began_monotonic: float = field(default=0.0, metadata=key("beganMonotonic"))
+    began_monotonic: Annotated[float, codec.Key("beganMonotonic")] = 0.0
     """The start of the trial in this boot, in seconds of that boot's monotonic clock."""
-    boot_count: int = field(default=0, metadata=key("bootCount"))
+    boot_count: Annotated[int, codec.Key("bootCount")] = 0
     """Boots into the target so far."""
-    agent_starts: int = field(default=0, metadata=key("agentStarts"))
+    agent_starts: Annotated[int, codec.Key("agentStarts")] = 0
     """Version 0.1.0 reads it. The crash record counts the starts."""
-    rollback_reboots: int = field(default=0, metadata=key("rollbackReboots"))
+    rollback_reboots: Annotated[int, codec.Key("rollbackReboots")] = 0
     """Reboots that were requested to roll back."""
-    is_healthy: bool = field(default=False, metadata=key("healthy"))
+    is_healthy: Annotated[bool, codec.Key("healthy")] = False
     """The verdict. No rollback is possible after it: the agent removes the undo log next."""
-    mode: HealthCheckMode = field(
-        default=HealthCheckMode.ENFORCE,
-        metadata=key("healthMode", fallback=HealthCheckMode.ENFORCE),
+    mode: Annotated[HealthCheckMode, codec.Key("healthMode", fallback=HealthCheckMode.ENFORCE)] = (
+        HealthCheckMode.ENFORCE
     )
     """The mode right before the reboot, for a node that cannot read its Node."""
-    failed_before: tuple[str, ...] = field(default=(), metadata=key("failedBefore"))
+    failed_before: Annotated[tuple[str, ...], codec.Key("failedBefore")] = ()
     """The checks that failed right before the reboot. They cannot fail the target."""
-    passed_before: tuple[str, ...] = field(default=(), metadata=key("passedBefore"))
+    passed_before: Annotated[tuple[str, ...], codec.Key("passedBefore")] = ()
     """The checks that passed then."""
-    paused_s: float = field(default=0.0, metadata=key("pausedSeconds"))
+    paused_s: Annotated[float, codec.Key("pausedSeconds")] = 0.0
     """Seconds of this boot that do not count, because the API server did not answer."""
 
     def begin_boot(self, boot_id: str, now: float) -> "BootTrial":

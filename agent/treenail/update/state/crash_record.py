@@ -4,9 +4,10 @@ It names the deployment that was booted before the update. A rollback therefore 
 agent that cannot read the ledger of another version, or a damaged one, returns to that deployment.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from treenail import codec
+from treenail.encoding import codec
 from treenail.update.state import boot_trial, ledger_record
 
 Json = dict[str, object]
@@ -21,28 +22,28 @@ CRASHES_TO_ROLL_BACK = 5
 class CrashRecord:
     """Starts and ends of the agent, from the first written file of a target until the verdict."""
 
-    update_id: str = field(metadata=codec.key("updateID"))
+    update_id: Annotated[str, codec.Key("updateID")]
     target: ledger_record.Target
-    origin_boot_id: str = field(default="", metadata=codec.key("originBootID"))
+    origin_boot_id: Annotated[str, codec.Key("originBootID")] = ""
     """The boot in which the files were written, and the reboot into the target was requested."""
-    origin_id: str = field(default="", metadata=codec.key("originID"))
+    origin_id: Annotated[str, codec.Key("originID")] = ""
     """The deployment that was booted then; empty if unknown."""
-    has_os_change: bool = field(default=True, metadata=codec.key("osChange"))
+    has_os_change: Annotated[bool, codec.Key("osChange")] = True
     """The target is another deployment; otherwise a rollback restores files alone."""
-    needs_reboot: bool = field(default=True, metadata=codec.key("needsReboot"))
+    needs_reboot: Annotated[bool, codec.Key("needsReboot")] = True
     """Without it the node may be in service, so a rollback must not reboot it."""
-    mode: boot_trial.HealthCheckMode = field(
-        default=boot_trial.HealthCheckMode.ENFORCE,
-        metadata=codec.key("healthMode", fallback=boot_trial.HealthCheckMode.ENFORCE),
-    )
-    boot_id: str = field(default="", metadata=codec.key("bootID"))
+    mode: Annotated[
+        boot_trial.HealthCheckMode,
+        codec.Key("healthMode", fallback=boot_trial.HealthCheckMode.ENFORCE),
+    ] = boot_trial.HealthCheckMode.ENFORCE
+    boot_id: Annotated[str, codec.Key("bootID")] = ""
     """The boot on trial; empty before the first."""
-    boot_count: int = field(default=0, metadata=codec.key("bootCount"))
-    crash_count: int = field(default=0, metadata=codec.key("crashes"))
+    boot_count: Annotated[int, codec.Key("bootCount")] = 0
+    crash_count: Annotated[int, codec.Key("crashes")] = 0
     """Ends of the agent in the boot on trial that were no clean stop."""
-    is_running: bool = field(default=False, metadata=codec.key("running"))
+    is_running: Annotated[bool, codec.Key("running")] = False
     """The agent started and has not recorded a clean stop."""
-    rollback_reboots: int = field(default=0, metadata=codec.key("rollbackReboots"))
+    rollback_reboots: Annotated[int, codec.Key("rollbackReboots")] = 0
 
     def count_start(self, boot_id: str, *, counts_boot: bool = True) -> "CrashRecord":
         """Return the record after a start: an earlier start without a clean stop was a crash.

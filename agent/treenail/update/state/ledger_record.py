@@ -14,9 +14,10 @@ An update is in a phase; `TRANSITIONS` has the phases that may follow it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from treenail import codec, errors
+from treenail import errors
+from treenail.encoding import codec
 from treenail.update.state.boot_trial import BootTrial
 
 if TYPE_CHECKING:
@@ -198,35 +199,33 @@ class UpdateRecord:
     target: Target
     origin: Target
     # An older agent that finds a newer one's phase was booted by a rollback: it cleans up.
-    phase: Phase = field(metadata=codec.key(fallback=Phase.CANCELLING))
-    boot_id: str = field(metadata=codec.key("bootID"))
+    phase: Annotated[Phase, codec.Key(fallback=Phase.CANCELLING)]
+    boot_id: Annotated[str, codec.Key("bootID")]
     """The boot in which ``phase`` was entered."""
     began: float
     """Seconds since the epoch."""
     entered: float
     """The time when ``phase`` was entered, in seconds since the epoch."""
-    impact: "UpdateImpact | None" = field(
-        default=None, metadata=codec.key(resolve=_import_impact_type)
-    )
+    impact: Annotated["UpdateImpact | None", codec.Key(resolve=_import_impact_type)] = None
     """The planned changes; None until the configs were read."""
-    staged_id: str = field(default="", metadata=codec.key("stagedID"))
+    staged_id: Annotated[str, codec.Key("stagedID")] = ""
     """The deployment that treenail staged; empty before, and if a crash prevented the write."""
-    drain_token: str = field(default="", metadata=codec.key("drainToken"))
+    drain_token: Annotated[str, codec.Key("drainToken")] = ""
     """The last requested value of ``desiredDrain``; empty before the first."""
-    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
+    reboot_count: Annotated[int, codec.Key("rebootCount")] = 0
     """Reboots into this target that were requested."""
-    phase_seconds: Mapping[Phase, float] = field(
-        default_factory=dict, metadata=codec.key("phaseSeconds", can_skip=True)
+    phase_seconds: Annotated[Mapping[Phase, float], codec.Key("phaseSeconds", can_skip=True)] = (
+        field(default_factory=dict)
     )
     """Seconds in each earlier phase, in the order in which the phases were entered first."""
-    boot_trial: BootTrial = field(default_factory=BootTrial, metadata=codec.key("bootTrial"))
-    is_soft_reboot: bool = field(default=False, metadata=codec.key("softReboot"))
+    boot_trial: Annotated[BootTrial, codec.Key("bootTrial")] = field(default_factory=BootTrial)
+    is_soft_reboot: Annotated[bool, codec.Key("softReboot")] = False
     """The last reboot kept the kernel."""
-    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=codec.key("failedTries"))
+    failed_tries: Annotated[tuple[FailedTry, ...], codec.Key("failedTries")] = ()
     """The last tries that failed, the oldest first; of equal errors in a row only the first."""
-    entered_monotonic: float | None = field(default=None, metadata=codec.key("enteredMonotonic"))
+    entered_monotonic: Annotated[float | None, codec.Key("enteredMonotonic")] = None
     """The same time on the monotonic clock of `boot_id`; None if an older agent entered it."""
-    applied_boot_id: str = field(default="", metadata=codec.key("appliedBootID"))
+    applied_boot_id: Annotated[str, codec.Key("appliedBootID")] = ""
     """The boot in which files were written; empty before, and if an older agent wrote them."""
 
     def add_failed_try(self, error: str, *, now: float) -> "UpdateRecord":
@@ -285,17 +284,17 @@ class QuarantinedTarget:
     target: Target
     reason: str
     remedy: str = ""
-    is_cancelled_by_user: bool = field(default=False, metadata=codec.key("cancelledByUser"))
+    is_cancelled_by_user: Annotated[bool, codec.Key("cancelledByUser")] = False
     """A user on the machine cancelled the update; nothing is wrong with the target."""
-    is_withdrawn: bool = field(default=False, metadata=codec.key("withdrawn"))
+    is_withdrawn: Annotated[bool, codec.Key("withdrawn")] = False
     """The Node requested another target during the boot trial; nothing is wrong with this one."""
     check: str = ""
     """The health check that failed; empty if the target failed before it was booted."""
-    is_only_check: bool = field(default=False, metadata=codec.key("onlyCheck"))
+    is_only_check: Annotated[bool, codec.Key("onlyCheck")] = False
     """No other health check failed."""
-    fails_on_origin: bool = field(default=False, metadata=codec.key("failsOnOrigin"))
+    fails_on_origin: Annotated[bool, codec.Key("failsOnOrigin")] = False
     """The check failed on the previous target, too, so that the target is not the cause."""
-    retry_at: float = field(default=0.0, metadata=codec.key("retryAt"))
+    retry_at: Annotated[float, codec.Key("retryAt")] = 0.0
     """When the agent tries the target again, in seconds since the epoch; 0 for never."""
 
 
@@ -304,11 +303,11 @@ class PrestagedTarget:
     """A target that is staged, or being staged, before the node is requested to move to it."""
 
     target: Target
-    boot_id: str = field(metadata=codec.key("bootID"))
+    boot_id: Annotated[str, codec.Key("bootID")]
     """The boot in which it was staged; a locked deployment does not outlive it."""
-    staged_id: str = field(default="", metadata=codec.key("stagedID"))
+    staged_id: Annotated[str, codec.Key("stagedID")] = ""
     """The deployment; empty before it was recorded, and if nothing had to be staged."""
-    is_done: bool = field(default=False, metadata=codec.key("done"))
+    is_done: Annotated[bool, codec.Key("done")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +315,11 @@ class RetainedDeployment:
     """The previous deployment, which the agent pins so that no program drops it."""
 
     id: str
-    healthy_since: float | None = field(default=None, metadata=codec.key("healthySince"))
+    healthy_since: Annotated[float | None, codec.Key("healthySince")] = None
     """When its successor was found healthy, seconds since the epoch; None during the trial."""
-    boot_id: str = field(default="", metadata=codec.key("bootID"))
+    boot_id: Annotated[str, codec.Key("bootID")] = ""
     """The boot of that time; empty before, and if an older agent found it."""
-    healthy_monotonic: float = field(default=0.0, metadata=codec.key("healthyMonotonic"))
+    healthy_monotonic: Annotated[float, codec.Key("healthyMonotonic")] = 0.0
     """The same time on the monotonic clock of that boot."""
 
     def end_trial(self, now: Moment, *, is_healthy: bool) -> "RetainedDeployment":
@@ -369,15 +368,15 @@ class PastUpdate:
     began: float
     ended: float
     outcome: UpdateOutcome
-    reboot_count: int = field(default=0, metadata=codec.key("rebootCount"))
+    reboot_count: Annotated[int, codec.Key("rebootCount")] = 0
     reasons: tuple[str, ...] = ()
     """The causes of the disruption."""
     failure: str = ""
-    phase_seconds: Mapping[Phase, float] = field(
-        default_factory=dict, metadata=codec.key("phaseSeconds", can_skip=True)
+    phase_seconds: Annotated[Mapping[Phase, float], codec.Key("phaseSeconds", can_skip=True)] = (
+        field(default_factory=dict)
     )
-    is_soft_reboot: bool = field(default=False, metadata=codec.key("softReboot"))
-    failed_tries: tuple[FailedTry, ...] = field(default=(), metadata=codec.key("failedTries"))
+    is_soft_reboot: Annotated[bool, codec.Key("softReboot")] = False
+    failed_tries: Annotated[tuple[FailedTry, ...], codec.Key("failedTries")] = ()
     """The last tries that failed before this outcome, the oldest first."""
 
 
@@ -385,24 +384,22 @@ class PastUpdate:
 class LedgerRecord:
     """The content of the ledger."""
 
-    current: Target = field(default=Target(), metadata=codec.key(is_required=True))
+    current: Annotated[Target, codec.Key(is_required=True)] = Target()
     """The target that was booted and verified; never set on the strength of a request alone."""
-    update: UpdateRecord | None = field(default=None, metadata=codec.key(is_required=True))
-    quarantined: QuarantinedTarget | None = field(
-        default=None, metadata=codec.key(is_required=True)
-    )
-    history: tuple[PastUpdate, ...] = field(default=(), metadata=codec.key(can_skip=True))
+    update: Annotated[UpdateRecord | None, codec.Key(is_required=True)] = None
+    quarantined: Annotated[QuarantinedTarget | None, codec.Key(is_required=True)] = None
+    history: Annotated[tuple[PastUpdate, ...], codec.Key(can_skip=True)] = ()
     """The last updates, the newest first; at most `HISTORY_LIMIT`."""
-    booted_digest: str = field(default="", metadata=codec.key("bootedDigest"))
+    booted_digest: Annotated[str, codec.Key("bootedDigest")] = ""
     """The manifest digest that was booted when ``current`` was verified; empty if unknown."""
     prestaged: PrestagedTarget | None = None
-    api_blamed: Target = field(default=Target(), metadata=codec.key("apiBlamed"))
+    api_blamed: Annotated[Target, codec.Key("apiBlamed")] = Target()
     """The last target that was rolled back because the API server did not answer."""
     retained: RetainedDeployment | None = None
     """The previous deployment, while it is pinned."""
     retry: str = ""
     """The last value of the Node's annotation that requests a retry."""
-    is_reported: bool = field(default=False, metadata=codec.key("reported"))
+    is_reported: Annotated[bool, codec.Key("reported")] = False
     """The Node showed ``current``. If it shows another one later, etcd was restored."""
 
     def close_update(self, outcome: UpdateOutcome, now: Moment) -> "LedgerRecord":

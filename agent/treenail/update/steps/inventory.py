@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from treenail import codec, errors
+from treenail import errors
 from treenail.config import drift_comparison, node_paths, wanted_state
+from treenail.encoding import codec
 from treenail.observations import PathEntry
 
 Json = dict[str, object]
@@ -18,14 +20,14 @@ _VERSION = 1
 class Ownership:
     """The paths, units and users that a config owns on a machine; no contents."""
 
-    config: str = field(default="", metadata=codec.key(is_required=True))
+    config: Annotated[str, codec.Key(is_required=True)] = ""
     """The name of the config, empty if it has none."""
-    paths: frozenset[str] = field(default=frozenset(), metadata=codec.key(is_required=True))
-    units: Mapping[str, bool | None] = field(
-        default_factory=dict, metadata=codec.key(is_required=True)
+    paths: Annotated[frozenset[str], codec.Key(is_required=True)] = frozenset()
+    units: Annotated[Mapping[str, bool | None], codec.Key(is_required=True)] = field(
+        default_factory=dict
     )
     """Each unit, and whether the config enables it; None leaves that to the presets."""
-    users: frozenset[str] = field(default=frozenset(), metadata=codec.key(is_required=True))
+    users: Annotated[frozenset[str], codec.Key(is_required=True)] = frozenset()
 
 
 def compute_ownership(config: str, wanted: wanted_state.WantedState) -> Ownership:

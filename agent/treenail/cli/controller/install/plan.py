@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from treenail import clocks, codec, errors
+from treenail import clocks, errors
 from treenail.api import machineconfigpool
 from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.cli import output, output_format, terminal
 from treenail.cli.controller.install import check_arguments
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.controllers.handover.image_mode import ImageMode
+from treenail.encoding import json_text
 from treenail.installer import install_plan
 from treenail.installer.bootstrap.host_checks import HostChecker
 from treenail.installer.directory import install_files, prepare
@@ -180,7 +181,7 @@ def read_measured_seconds(
     """Return the seconds of finished builds by pool; none if the state cannot be read."""
     seconds: dict[str, float] = {}
     try:
-        document = codec.parse_json(files.read(directory.state) or b"{}")
+        document = json_text.parse_json(files.read(directory.state) or b"{}")
         steps = document.get("steps") if isinstance(document, dict) else None
         for step in steps if isinstance(steps, list) else []:
             kind, _, pool = str(step["name"]).partition(":")
