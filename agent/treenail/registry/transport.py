@@ -1,12 +1,10 @@
 """HTTPS requests with a limit on every size and wait.
 
-``http.client`` limits the length and number of headers. Its socket time-out restarts with each
-received byte, so a deadline for the whole request is added here.
+``http.client`` limits the length and number of headers.
 """
 
 import contextlib
 import http.client
-import io
 import re
 import socket
 import ssl
@@ -18,6 +16,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from treenail import clocks, memory, sanitize
+from treenail.deadline_socket import DeadlineSocket
 from treenail.errors import ConfigError
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings
@@ -270,11 +269,11 @@ class RegistryTransport:
         except BaseException:
             plain.close()
             raise
-        limited = _DeadlineSocket(plain, self._clock, self._limits.idle_s, deadline)
+        limited = DeadlineSocket(plain, self._clock, self._limits.idle_s, deadline)
         return _Connection(limited, url.origin)
 
     def _open_tunnel(self, plain: socket.socket, url: Url, proxy: Proxy, deadline: float) -> None:
-        limited = _DeadlineSocket(plain, self._clock, self._limits.connect_s, deadline)
+        limited = DeadlineSocket(plain, self._clock, self._limits.connect_s, deadline)
         host = f"[{url.host}]" if ":" in url.host else url.host
         lines = [f"CONNECT {host}:{url.port} HTTP/1.1", f"Host: {host}:{url.port}"]
         if proxy.authorization:
@@ -318,7 +317,7 @@ class _Connection:
 
     response: http.client.HTTPResponse
 
-    def __init__(self, limited: "_DeadlineSocket", origin: tuple[str, str, int]) -> None:
+    def __init__(self, limited: DeadlineSocket, origin: tuple[str, str, int]) -> None:
         self.origin = origin
         self._socket = limited
         self._connection = http.client.HTTPConnection("registry")
@@ -355,67 +354,6 @@ class _Connection:
         if response is not None:
             response.close()
         self._socket.close()
-
-
-class _DeadlineSocket:
-    """A socket as ``http.client`` uses it, whose operations end at a deadline."""
-
-    def __init__(
-        self, inner: socket.socket, clock: clocks.Clock, idle_s: float, deadline: float
-    ) -> None:
-        self.deadline = deadline
-        self._inner = inner
-        self._clock = clock
-        self._idle_s = idle_s
-        self._readers = 0
-        self._is_closed = False
-
-    def sendall(self, content: bytes) -> None:
-        view = memoryview(content)
-        while view:
-            self._set_timeout()
-            view = view[self._inner.send(view) :]
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        self._readers += 1
-        return io.BufferedReader(_SocketReader(self), PIECE)
-
-    def receive_into(self, buffer: memoryview) -> int:
-        self._set_timeout()
-        return self._inner.recv_into(buffer)
-
-    def release(self) -> None:
-        """Count a reader that is closed; http.client closes the socket before it reads the rest."""
-        self._readers -= 1
-        if self._is_closed and self._readers <= 0:
-            self._inner.close()
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self._readers <= 0:
-            self._inner.close()
-
-    def _set_timeout(self) -> None:
-        left = self.deadline - self._clock.monotonic()
-        if left <= 0:
-            raise TimeoutError("the time limit of the request ended")
-        self._inner.settimeout(min(left, self._idle_s))
-
-
-class _SocketReader(io.RawIOBase):
-    def __init__(self, limited: _DeadlineSocket) -> None:
-        self._limited = limited
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed's Buffer
-        return self._limited.receive_into(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self._limited.release()
 
 
 def _add_port(address: str) -> str:

@@ -4,14 +4,12 @@ It does not follow redirects, so that a server cannot send requests elsewhere.
 """
 
 import http.client
-import socket
 import ssl
-import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from treenail import __version__, memory
+from treenail import __version__, clocks, memory
+from treenail.deadline_socket import DeadlineSocket
 
 MAX_BYTES = 4 * memory.MIB
 LIMIT_S = 5.0
@@ -50,6 +48,7 @@ class WebClient:
     def __init__(self, *, limit_s: float = LIMIT_S, max_bytes: int = MAX_BYTES) -> None:
         self._limit_s = limit_s
         self._max_bytes = max_bytes
+        self._clock = clocks.SystemClock()
 
     def send_request(self, request: WebRequest) -> WebResponse | WebFailure:
         """Send the request; return the response or the reason why there is none."""
@@ -59,24 +58,16 @@ class WebClient:
             connection = self._create_connection(parts.scheme, host, request)
         except (OSError, ValueError, http.client.HTTPException) as error:
             return WebFailure(f"{host}: {_describe_error(error)}")
-        # The timeout of a socket is for each read. A server that sends a byte every second would
-        # never exceed it.
-        deadline = _Deadline(self._limit_s)
+        deadline = self._clock.monotonic() + self._limit_s
         try:
-            with deadline:
-                connection.connect()
-                deadline.watch_socket(connection.sock)
-                response = self._exchange_request(
-                    connection, request, parts.path or "/", parts.query
-                )
+            connection.connect()
+            connection.sock = DeadlineSocket(connection.sock, self._clock, self._limit_s, deadline)
+            return self._exchange_request(connection, request, parts.path or "/", parts.query)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: the resolver cannot encode the host, or a header is no Latin-1.
-            reason = "no response in time" if deadline.is_exceeded else _describe_error(error)
-            return WebFailure(f"{host}: {reason}")
+            return WebFailure(f"{host}: {_describe_error(error)}")
         finally:
             connection.close()
-        # A body that the deadline cut off looks complete.
-        return WebFailure(f"{host}: no response in time") if deadline.is_exceeded else response
 
     def _create_connection(
         self, scheme: str, host: str, request: WebRequest
@@ -107,36 +98,6 @@ class WebClient:
                 f"{connection.host}: the response is longer than {self._max_bytes} bytes"
             )
         return WebResponse(response.status, body)
-
-
-class _Deadline:
-    """Ends the connection when its exchange takes longer than ``limit_s`` in total."""
-
-    def __init__(self, limit_s: float) -> None:
-        # HTTPConnection forgets its socket when the response ends with the connection.
-        self._socket: socket.socket | None = None
-        self._timer = threading.Timer(limit_s, self._shut_down)
-        self._timer.daemon = True
-        self.is_exceeded = False
-
-    def __enter__(self) -> "_Deadline":
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def watch_socket(self, sock: socket.socket) -> None:
-        """Set the socket to shut down at the deadline."""
-        self._socket = sock
-        if self.is_exceeded:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        self.is_exceeded = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _describe_error(error: Exception) -> str:
