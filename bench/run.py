@@ -26,6 +26,7 @@ from bench.baseline import Baseline, measure_baseline
 from bench.committed import COMMITTED, compare, read_committed, write_committed
 from bench.result import Result
 from tools.revision import find_revision
+from treenail_lab.lifetime import fork_server
 
 MODULES = (
     "imports",
@@ -66,6 +67,8 @@ def main() -> None:
     if unknown := sorted(set(arguments.names) - set(MODULES)):
         parser.error(f"unknown benchmark: {', '.join(unknown)}")
 
+    # Users have no process to fork from: its modules would be in every figure.
+    os.environ[fork_server.SWITCH] = "no"
     records: list[Mapping[str, object]] = []
     committed = read_committed()
     print(f"{'benchmark':<52} {'value':>10} {'unit':<8} {'target':>8} {'verdict':<7} {'change':>7}")

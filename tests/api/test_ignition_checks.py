@@ -242,6 +242,11 @@ def test_document_that_ignition_accepts_is_accepted(document: Any) -> None:
             ignition("2.2.0", storage={"filesystems": [{"name": "root"}]}),
             "storage.filesystems[0]: expected a mount or a path, found both or neither",
         ),
+        (
+            ignition("2.2.0", storage={"files": [
+                {"filesystem": "root", "path": "/a", "append": True, "overwrite": True}]}),
+            "storage.files[0].overwrite: cannot append and overwrite",
+        ),
     ],
 )  # fmt: skip
 def test_document_that_ignition_rejects_is_rejected(document: Any, sentence: str) -> None:

@@ -170,7 +170,7 @@ class ApiServer:
 
     async def _end_accepting(self) -> None:
         # A server that is closed refuses the connection that the loop accepted in the same turn,
-        # and nobody closes its socket (asyncio.base_events.Server._attach).
+        # and leaves its socket open (asyncio.base_events.Server._attach).
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
         for _ in range(_CLOSING_TURNS):
