@@ -13,10 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from treenail import memory
+from treenail import errors, memory, oci_content
 from treenail.api import decode, pullspec
-from treenail.errors import FileError
-from treenail.oci_content import OCI_MANIFEST, compute_digest
 from treenail.registry.names import Manifest
 
 _REF_NAME = "org.opencontainers.image.ref.name"
@@ -63,13 +61,13 @@ class ImageLayout:
                 content = file.read(_LIMIT + 1)
         except OSError as error:
             raise _make_file_error("read", path, error) from error
-        if len(content) > _LIMIT or compute_digest(content) != digest:
-            raise FileError(f"cannot read {path}: its content does not have this digest")
+        if len(content) > _LIMIT or oci_content.compute_digest(content) != digest:
+            raise errors.FileError(f"cannot read {path}: its content does not have this digest")
         return content
 
     def write_blob(self, content: bytes) -> str:
         """Write a blob; return its digest."""
-        digest = compute_digest(content)
+        digest = oci_content.compute_digest(content)
         with self.open_blob(digest) as file:
             file.write(content)
         return digest
@@ -126,7 +124,7 @@ class ImageLayout:
         for entry in self._read_index():
             if _get_name(entry) == name:
                 digest = str(entry.get("digest", ""))
-                media_type = str(entry.get("mediaType", OCI_MANIFEST))
+                media_type = str(entry.get("mediaType", oci_content.OCI_MANIFEST))
                 return Manifest(media_type, digest, self.read_blob(digest))
         return None
 
@@ -153,7 +151,7 @@ class ImageLayout:
     def _get_path(self, digest: str) -> Path:
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or not value.isalnum():
-            raise FileError(f"cannot find blob {digest!r:.80}: expected a digest of SHA-256")
+            raise errors.FileError(f"cannot find blob {digest!r:.80}: expected a digest of SHA-256")
         return self._blobs / value
 
 
@@ -163,8 +161,8 @@ def _get_name(entry: decode.Json) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _make_file_error(verb: str, path: Path, error: OSError) -> FileError:
-    return FileError(f"cannot {verb} {error.filename or path}: {error.strerror or error}")
+def _make_file_error(verb: str, path: Path, error: OSError) -> errors.FileError:
+    return errors.FileError(f"cannot {verb} {error.filename or path}: {error.strerror or error}")
 
 
 _OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -227,8 +225,8 @@ def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, decode.J
         document["annotations"] = annotations
     content = json.dumps(document, separators=(",", ":")).encode()
     digest = layout.write_blob(content)
-    layout.set_name(name, digest, OCI_MANIFEST, len(content))
-    return Manifest(OCI_MANIFEST, digest, content)
+    layout.set_name(name, digest, oci_content.OCI_MANIFEST, len(content))
+    return Manifest(oci_content.OCI_MANIFEST, digest, content)
 
 
 def read_manifest(image: Manifest) -> decode.Fields:

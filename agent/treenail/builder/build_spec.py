@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from treenail import errors, memory
-from treenail.api import decode
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import decode, node
 from treenail.config import image_mirrors
 from treenail.encoding import codec
 from treenail.image import containerfile
@@ -39,8 +38,8 @@ class BuildSpec(codec.JsonObject, where="build.json"):
 
     push_spec: Annotated[str, codec.require("REGISTRY/REPOSITORY:TAG", bool)]
     """``REGISTRY/REPOSITORY:TAG`` that the image is pushed to."""
-    architecture: Annotated[str, codec.Via(lambda name: name or DEFAULT_ARCHITECTURE)] = (
-        DEFAULT_ARCHITECTURE
+    architecture: Annotated[str, codec.Via(lambda name: name or node.DEFAULT_ARCHITECTURE)] = (
+        node.DEFAULT_ARCHITECTURE
     )
     """Architecture of the images and of the node, as in image indexes."""
     cache_repository: str = ""

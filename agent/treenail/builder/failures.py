@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from treenail import memory
 from treenail.builder.disk_space import DiskSpace
 from treenail.errors import ConfigError, CredentialError, TreenailError
-from treenail.image.build_result import BuildPhase, BuildReason, BuildResult
+from treenail.image import build_result
 from treenail.registry.errors import (
     AnswerInvalid,
     Busy,
@@ -77,7 +77,7 @@ _OUTPUT_LINES = 15
 class BuildFailure:
     """Why buildah failed: reason and one sentence for users."""
 
-    reason: BuildReason
+    reason: build_result.BuildReason
     cause: str
 
 
@@ -98,23 +98,28 @@ def classify_failure(
     own_text = "\n".join([error, *filter(_OWN_LOG.match, tail)]).lower()
     step = _STEP_FAILED.search(error)
     if oom_kills:
-        return BuildFailure(BuildReason.OUT_OF_MEMORY, _describe_oom(error, oom_kills))
+        return BuildFailure(build_result.BuildReason.OUT_OF_MEMORY, _describe_oom(error, oom_kills))
     output = "\n".join(tail[-_OUTPUT_LINES:]).lower() if step else own_text
     if _is_disk_full(output, space):
-        return BuildFailure(BuildReason.DISK_FULL, _describe_full_disk(error or tail[-1], space))
+        return BuildFailure(
+            build_result.BuildReason.DISK_FULL, _describe_full_disk(error or tail[-1], space)
+        )
     if step:
         cause = _describe_step(step, tail, is_memory_known=oom_kills is not None)
-        return BuildFailure(BuildReason.INSTRUCTION_FAILED, cause)
+        return BuildFailure(build_result.BuildReason.INSTRUCTION_FAILED, cause)
     if _matches(own_text, _CONTAINERFILE_INVALID):
-        return BuildFailure(BuildReason.CONTAINERFILE_INVALID, _describe_text_error(error, tail))
+        return BuildFailure(
+            build_result.BuildReason.CONTAINERFILE_INVALID, _describe_text_error(error, tail)
+        )
     if _matches(own_text, _BASE_NOT_FOUND):
-        return BuildFailure(BuildReason.BASE_NOT_FOUND, error)
+        return BuildFailure(build_result.BuildReason.BASE_NOT_FOUND, error)
     if exit_code > _BY_SIGNAL and not error:
         return _classify_signal(exit_code - _BY_SIGNAL, oom_kills)
     if "building at step" in own_text or re.search(r"^(copy|add) ", own_text):
-        return BuildFailure(BuildReason.INSTRUCTION_FAILED, error)
+        return BuildFailure(build_result.BuildReason.INSTRUCTION_FAILED, error)
     return BuildFailure(
-        BuildReason.BUILDER_FAILED, error or f"buildah failed with exit code {exit_code}"
+        build_result.BuildReason.BUILDER_FAILED,
+        error or f"buildah failed with exit code {exit_code}",
     )
 
 
@@ -152,16 +157,17 @@ def _classify_signal(number: int, oom_kills: int | None) -> BuildFailure:
     if number == signal.SIGKILL and oom_kills is None:
         # Not OutOfMemory without evidence: a second attempt would end in the same way.
         return BuildFailure(
-            BuildReason.INSTRUCTION_FAILED,
+            build_result.BuildReason.INSTRUCTION_FAILED,
             f"{cause}: either the instruction sent it to all processes, or the kernel did for lack "
             "of memory; this builder cannot read the kernel's counter",
         )
     if number in _SENT_SIGNALS:
         # buildah runs in a PID namespace: only its own instructions can send it a signal.
         return BuildFailure(
-            BuildReason.INSTRUCTION_FAILED, f"{cause}, which the instruction sent to all processes"
+            build_result.BuildReason.INSTRUCTION_FAILED,
+            f"{cause}, which the instruction sent to all processes",
         )
-    return BuildFailure(BuildReason.BUILDER_FAILED, cause)
+    return BuildFailure(build_result.BuildReason.BUILDER_FAILED, cause)
 
 
 def _describe_step(step: re.Match[str], tail: Sequence[str], *, is_memory_known: bool) -> str:
@@ -193,50 +199,56 @@ def _matches(text: str, patterns: Sequence[str]) -> bool:
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # By phase, because a refused pull and a refused push have other remedies.
-_BY_PHASE: dict[type[TreenailError], tuple[BuildReason, BuildReason]] = {
+_BY_PHASE: dict[type[TreenailError], tuple[build_result.BuildReason, build_result.BuildReason]] = {
     LoginRefused: (
-        BuildReason.BASE_LOGIN_REFUSED,
-        BuildReason.PUSH_LOGIN_REFUSED,
+        build_result.BuildReason.BASE_LOGIN_REFUSED,
+        build_result.BuildReason.PUSH_LOGIN_REFUSED,
     ),
     # Registries answer 403 to a login without the right to pull, and some to an unknown one.
-    Denied: (BuildReason.BASE_LOGIN_REFUSED, BuildReason.PUSH_DENIED),
-    NotFound: (BuildReason.BASE_NOT_FOUND, BuildReason.PUSH_DENIED),
-    TooLarge: (BuildReason.BASE_NOT_FOUND, BuildReason.PUSH_DENIED),
+    Denied: (build_result.BuildReason.BASE_LOGIN_REFUSED, build_result.BuildReason.PUSH_DENIED),
+    NotFound: (build_result.BuildReason.BASE_NOT_FOUND, build_result.BuildReason.PUSH_DENIED),
+    TooLarge: (build_result.BuildReason.BASE_NOT_FOUND, build_result.BuildReason.PUSH_DENIED),
 }
-_BY_CAUSE: dict[type[TreenailError], BuildReason] = {
-    Busy: BuildReason.REGISTRY_BUSY,
-    ServerFailure: BuildReason.REGISTRY_BUSY,
-    Unreachable: BuildReason.REGISTRY_UNREACHABLE,
-    AnswerInvalid: BuildReason.REGISTRY_UNREACHABLE,
-    CertificateUnknown: BuildReason.CERTIFICATE_UNKNOWN,
-    DigestMismatch: BuildReason.DIGEST_MISMATCH,
+_BY_CAUSE: dict[type[TreenailError], build_result.BuildReason] = {
+    Busy: build_result.BuildReason.REGISTRY_BUSY,
+    ServerFailure: build_result.BuildReason.REGISTRY_BUSY,
+    Unreachable: build_result.BuildReason.REGISTRY_UNREACHABLE,
+    AnswerInvalid: build_result.BuildReason.REGISTRY_UNREACHABLE,
+    CertificateUnknown: build_result.BuildReason.CERTIFICATE_UNKNOWN,
+    DigestMismatch: build_result.BuildReason.DIGEST_MISMATCH,
 }
 
 
-def choose_reason(error: TreenailError, phase: BuildPhase) -> BuildReason:
+def choose_reason(error: TreenailError, phase: build_result.BuildPhase) -> build_result.BuildReason:
     """Choose the reason of an error that ends this phase."""
     if is_disk_full(error):
-        return BuildReason.DISK_FULL
+        return build_result.BuildReason.DISK_FULL
     if isinstance(error, ServerFailure) and error.is_full:
-        return BuildReason.REGISTRY_FULL
+        return build_result.BuildReason.REGISTRY_FULL
     for kind, (pull, push) in _BY_PHASE.items():
         if isinstance(error, kind):
-            return push if phase is BuildPhase.PUSH else pull
+            return push if phase is build_result.BuildPhase.PUSH else pull
     for kind, reason in _BY_CAUSE.items():
         if isinstance(error, kind):
             return reason
     if isinstance(error, CredentialError):
-        is_push = phase is BuildPhase.PUSH
-        return BuildReason.PUSH_LOGIN_REFUSED if is_push else BuildReason.BASE_LOGIN_REFUSED
+        is_push = phase is build_result.BuildPhase.PUSH
+        return (
+            build_result.BuildReason.PUSH_LOGIN_REFUSED
+            if is_push
+            else build_result.BuildReason.BASE_LOGIN_REFUSED
+        )
     if isinstance(error, ConfigError):
-        return BuildReason.CONTAINERFILE_INVALID
-    return BuildReason.BUILDER_FAILED
+        return build_result.BuildReason.CONTAINERFILE_INVALID
+    return build_result.BuildReason.BUILDER_FAILED
 
 
-def make_failed_result(error: TreenailError, phase: BuildPhase) -> BuildResult:
+def make_failed_result(
+    error: TreenailError, phase: build_result.BuildPhase
+) -> build_result.BuildResult:
     """Make the result of a phase that this error ended."""
     message = f"{error}\n{error.remedy}" if error.remedy else str(error)
-    return BuildResult(phase, reason=choose_reason(error, phase), message=message)
+    return build_result.BuildResult(phase, reason=choose_reason(error, phase), message=message)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -10,12 +10,10 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TypeVar
 
-from treenail import memory
-from treenail.api.pullspec import parse_pull_spec, parse_push_spec
-from treenail.clocks import Clock
+from treenail import clocks, memory, oci_content
+from treenail.api import pullspec
 from treenail.config import image_mirrors, pullsecret
 from treenail.errors import FileError
-from treenail.oci_content import is_digest
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError, is_temporary
@@ -51,7 +49,7 @@ class RegistrySettings:
         ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
         return cls(logins, transport.TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
 
-    def make_client(self, host: str, repository: str, clock: Clock) -> RegistryClient:
+    def make_client(self, host: str, repository: str, clock: clocks.Clock) -> RegistryClient:
         """Make a client with the login for this repository; the caller closes it."""
         return RegistryClient(
             host,
@@ -63,7 +61,9 @@ class RegistrySettings:
         )
 
     @contextmanager
-    def open_client(self, host: str, repository: str, clock: Clock) -> Iterator[RegistryClient]:
+    def open_client(
+        self, host: str, repository: str, clock: clocks.Clock
+    ) -> Iterator[RegistryClient]:
         """Make a client as `make_client` does, and close it."""
         client = self.make_client(host, repository, clock)
         try:
@@ -91,10 +91,12 @@ def parse_image_name(text: str) -> ImageName:
         # A tag beside the digest has no effect.
         name, _, digest = text.partition("@")
         head, slash, last = name.rpartition("/")
-        spec = parse_pull_spec(f"{head}{slash}{last.partition(':')[0]}@{digest}", where="the image")
+        spec = pullspec.parse_pull_spec(
+            f"{head}{slash}{last.partition(':')[0]}@{digest}", where="the image"
+        )
         return ImageName(spec.registry, spec.repository, spec.digest)
     tagged = text if ":" in text.rpartition("/")[2] else f"{text}:latest"
-    pushed = parse_push_spec(tagged, where="the image")
+    pushed = pullspec.parse_push_spec(tagged, where="the image")
     return ImageName(pushed.registry, pushed.repository, pushed.tag)
 
 
@@ -106,7 +108,9 @@ def pull_from_places(
     When all fail, raise the most telling error, with those of the others in its message.
     """
     errors: list[RegistryError] = []
-    names = mirrors.list_places(image.full_repository, is_digest=is_digest(image.reference))
+    names = mirrors.list_places(
+        image.full_repository, is_digest=oci_content.is_digest(image.reference)
+    )
     for name in names:
         registry, _, repository = name.partition("/")
         try:

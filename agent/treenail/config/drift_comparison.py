@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
+from treenail import observations, sanitize
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths, wanted_state
-from treenail.observations import EntryKind, PathEntry
-from treenail.sanitize import escape_line
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
@@ -36,7 +35,7 @@ class ExpectedEntry:
     """Entry that a config requires at a path; attributes that are None are not compared."""
 
     path: str
-    kind: EntryKind
+    kind: observations.EntryKind
     contents: Contents | str | None = field(default=None, repr=False)
     mode: int | None = None
     user: wanted_state.UserOrGroup | None = None
@@ -47,7 +46,7 @@ class ExpectedEntry:
 
     def drop_contents(self) -> "ExpectedEntry":
         """Return a copy without the contents, which are large and may be secret."""
-        if self.kind is not EntryKind.FILE:
+        if self.kind is not observations.EntryKind.FILE:
             return self
         return replace(self, contents=None, digest=self.compute_sha256())
 
@@ -75,8 +74,8 @@ class Drift:
 
     def __str__(self) -> str:
         if self.attribute is DriftAttribute.CONTENTS:
-            return escape_line(f"{self.subject}: contents differ")
-        return escape_line(
+            return sanitize.escape_line(f"{self.subject}: contents differ")
+        return sanitize.escape_line(
             f"{self.subject}: expected {self.attribute} {self.expected}, found {self.actual}"
         )
 
@@ -87,12 +86,17 @@ def compute_expected_entries(wanted: wanted_state.WantedState) -> dict[str, Expe
         *(_expect_file(file) for file in wanted.files.values()),
         *(
             ExpectedEntry(
-                entry.path, EntryKind.DIRECTORY, None, entry.mode, entry.user, entry.group
+                entry.path,
+                observations.EntryKind.DIRECTORY,
+                None,
+                entry.mode,
+                entry.user,
+                entry.group,
             )
             for entry in wanted.directories.values()
         ),
         *(
-            ExpectedEntry(link.path, EntryKind.LINK, target=link.target)
+            ExpectedEntry(link.path, observations.EntryKind.LINK, target=link.target)
             for link in wanted.links.values()
             if not link.is_hard
         ),
@@ -110,7 +114,7 @@ def list_expected_paths(wanted: wanted_state.WantedState) -> Iterator[str]:
             yield path
 
 
-def compare_entry(entry: ExpectedEntry, actual: PathEntry) -> tuple[Drift, ...]:
+def compare_entry(entry: ExpectedEntry, actual: observations.PathEntry) -> tuple[Drift, ...]:
     """Compare one path with its expected entry; entries of another kind differ only in that."""
     if entry.kind is not actual.kind:
         return (Drift(entry.path, DriftAttribute.KIND, entry.kind, actual.kind),)
@@ -128,7 +132,9 @@ def find_unknown_dropins(
     known = {*wanted.list_unit_files(), *wanted.files}
     directories = tuple(f"{node_paths.unit_path(name)}.d/" for name in wanted.units)
     return tuple(
-        Drift(path, DriftAttribute.KIND, EntryKind.NOTHING, EntryKind.FILE)
+        Drift(
+            path, DriftAttribute.KIND, observations.EntryKind.NOTHING, observations.EntryKind.FILE
+        )
         for path in sorted(present)
         if path not in known and path.startswith(directories) and path.endswith(".conf")
     )
@@ -184,7 +190,7 @@ def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple
 def _expect_file(file: wanted_state.WantedFile) -> ExpectedEntry:
     return ExpectedEntry(
         file.path,
-        EntryKind.FILE,
+        observations.EntryKind.FILE,
         file.contents,
         file.mode,
         file.user,
@@ -203,23 +209,36 @@ def _list_unit_paths(unit: wanted_state.WantedUnit) -> Iterator[str]:
 def _expect_unit_files(unit: wanted_state.WantedUnit) -> Iterator[ExpectedEntry]:
     path = node_paths.unit_path(unit.name)
     if unit.mask:
-        yield ExpectedEntry(path, EntryKind.LINK, target=MASK_TARGET)
+        yield ExpectedEntry(path, observations.EntryKind.LINK, target=MASK_TARGET)
     elif unit.contents:
         yield ExpectedEntry(
-            path, EntryKind.FILE, unit.contents, UNIT_MODE, wanted_state.ROOT, wanted_state.ROOT
+            path,
+            observations.EntryKind.FILE,
+            unit.contents,
+            UNIT_MODE,
+            wanted_state.ROOT,
+            wanted_state.ROOT,
         )
     for name, text in unit.dropins.items():
         path = node_paths.dropin_path(unit.name, name)
         if text:
             yield ExpectedEntry(
-                path, EntryKind.FILE, text, UNIT_MODE, wanted_state.ROOT, wanted_state.ROOT
+                path,
+                observations.EntryKind.FILE,
+                text,
+                UNIT_MODE,
+                wanted_state.ROOT,
+                wanted_state.ROOT,
             )
         else:
-            yield ExpectedEntry(path, EntryKind.NOTHING)
+            yield ExpectedEntry(path, observations.EntryKind.NOTHING)
 
 
-def _find_differences(entry: ExpectedEntry, present: PathEntry) -> Iterator[Drift]:
-    if entry.kind is EntryKind.FILE and (digest := entry.compute_sha256()) != present.sha256:
+def _find_differences(entry: ExpectedEntry, present: observations.PathEntry) -> Iterator[Drift]:
+    if (
+        entry.kind is observations.EntryKind.FILE
+        and (digest := entry.compute_sha256()) != present.sha256
+    ):
         expected, actual = f"sha256:{digest}", f"sha256:{present.sha256}"
         mode = present.mode if entry.mode is None else entry.mode & present.mode
         if node_paths.is_secret_file(entry.path, mode):

@@ -7,9 +7,8 @@ no label is believed. What no image can carry, and the state of the machine, the
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from treenail import errors, sanitize
+from treenail import errors, observations, sanitize
 from treenail.config import drift_comparison, node_paths, wanted_state
-from treenail.observations import ABSENT_ENTRY, EntryKind, PathEntry
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -32,11 +31,11 @@ _OUTSIDE_IMAGES = (
 class ImageContent:
     """The content of a deployment's tree at the paths of a config, before any local change."""
 
-    entries: Mapping[str, PathEntry] = field(default_factory=dict)
+    entries: Mapping[str, observations.PathEntry] = field(default_factory=dict)
     """The entry at each path of `list_image_paths`; /etc is the one of the image."""
     resolved_paths: Mapping[str, str] = field(default_factory=dict)
     """The resolved path of each path that leads through symbolic links of the image."""
-    vendor_entries: Mapping[str, PathEntry] = field(default_factory=dict)
+    vendor_entries: Mapping[str, observations.PathEntry] = field(default_factory=dict)
     """The entry below /usr in place of each unit file or drop-in below /etc that the image lacks.
     """
     unit_states: Mapping[str, str] = field(default_factory=dict)
@@ -98,12 +97,12 @@ def compare_with_image(wanted: wanted_state.WantedState, content: ImageContent) 
         is_carried = can_image_carry(path, content.resolved_paths.get(path, ""))
         if path in unit_paths or not is_carried or is_machine_state(path):
             continue
-        actual = content.entries.get(path, ABSENT_ENTRY)
+        actual = content.entries.get(path, observations.ABSENT_ENTRY)
         # A hard link has no expected entry: its name alone can be compared.
         drifts = drift_comparison.compare_entry(
-            entry or drift_comparison.ExpectedEntry(path, EntryKind.FILE), actual
+            entry or drift_comparison.ExpectedEntry(path, observations.EntryKind.FILE), actual
         )
-        if drifts and (entry or actual.kind is not EntryKind.FILE):
+        if drifts and (entry or actual.kind is not observations.EntryKind.FILE):
             if not _can_agent_complete(wanted, path):
                 missing += drifts
         else:
@@ -191,7 +190,9 @@ def _compare_unit(
     gaps: list[drift_comparison.Drift] = []
     contents, mask, dropins = unit.contents, unit.mask, dict(unit.dropins)
     for path, entry in drift_comparison.compute_expected_entries(only).items():
-        drifts = drift_comparison.compare_entry(entry, content.entries.get(path, ABSENT_ENTRY))
+        drifts = drift_comparison.compare_entry(
+            entry, content.entries.get(path, observations.ABSENT_ENTRY)
+        )
         if not drifts:
             continue
         if not _has_vendor_entry(entry, content):
@@ -215,19 +216,19 @@ def _compare_unit(
 
 def _has_vendor_entry(entry: drift_comparison.ExpectedEntry, content: ImageContent) -> bool:
     """Return whether the image has the unit file or drop-in below /usr, and none below /etc."""
-    above = content.entries.get(entry.path, ABSENT_ENTRY)
-    vendor = content.vendor_entries.get(entry.path, ABSENT_ENTRY)
-    if above.kind is not EntryKind.NOTHING or vendor.kind is not entry.kind:
+    above = content.entries.get(entry.path, observations.ABSENT_ENTRY)
+    vendor = content.vendor_entries.get(entry.path, observations.ABSENT_ENTRY)
+    if above.kind is not observations.EntryKind.NOTHING or vendor.kind is not entry.kind:
         return False
-    if entry.kind is EntryKind.LINK:
+    if entry.kind is observations.EntryKind.LINK:
         return entry.target == vendor.target == drift_comparison.MASK_TARGET
-    return entry.kind is EntryKind.FILE and entry.compute_sha256() == vendor.sha256
+    return entry.kind is observations.EntryKind.FILE and entry.compute_sha256() == vendor.sha256
 
 
 def _format_missing(drift: drift_comparison.Drift) -> str:
     if (
         drift.attribute is drift_comparison.DriftAttribute.KIND
-        and drift.actual == EntryKind.NOTHING
+        and drift.actual == observations.EntryKind.NOTHING
     ):
         text = f"{drift.subject} is missing"
     elif drift.attribute is drift_comparison.DriftAttribute.CONTENTS:

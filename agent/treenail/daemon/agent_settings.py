@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from treenail import errors
-from treenail.api import pullspec
-from treenail.api.object_meta import is_object_name
+from treenail.api import object_meta, pullspec
 from treenail.host.ostree.backends import BackendSetting
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.drift import drift_policy
@@ -361,7 +360,7 @@ def merge_settings(
         value: str = getattr(settings, key)
         if not value.startswith("/") or "\0" in value:
             raise errors.UsageError(f"{key} is {value!r}; allowed is an absolute path")
-    if not is_object_name(settings.node_name):
+    if not object_meta.is_object_name(settings.node_name):
         raise errors.UsageError(
             f"node_name is {settings.node_name!r}; allowed is the name of a Node: lower-case "
             "letters, digits, - and .",

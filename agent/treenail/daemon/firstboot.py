@@ -17,8 +17,7 @@ from treenail.encoding import json_text
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import OSBackend, TransactionProgress, TransactionVerdict
 from treenail.host.system.kernel import HostKernel
-from treenail.host.systemd.logind import Logind
-from treenail.host.systemd.systemd import Systemd
+from treenail.host.systemd import logind, systemd
 from treenail.update import firstboot
 
 log = logging.getLogger(__name__)
@@ -40,11 +39,11 @@ class FirstBootInterfaces:
     """Everything that the first boot reads and changes."""
 
     os: OSBackend
-    power: Logind
+    power: logind.Logind
     kernel: HostKernel
     credentials: PullSecrets
     preflight: PreflightChecker
-    services: Systemd
+    services: systemd.Systemd
     verifier: FirstBootVerifier
     clock: clocks.Clock
     status: StatusFile

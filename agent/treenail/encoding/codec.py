@@ -40,7 +40,6 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin
 
 from treenail.encoding import json_values
-from treenail.encoding.json_values import NO_VALUE, Mismatch, Path, Reader
 from treenail.errors import ConfigError
 
 Json = dict[str, object]
@@ -57,7 +56,7 @@ class CodecError(ValueError):
     """A document does not fit the class; the message begins with the path of the key."""
 
 
-class UnknownMember(Mismatch):
+class UnknownMember(json_values.Mismatch):
     """The value is no member of its enumeration: another version may have added it."""
 
 
@@ -79,7 +78,7 @@ class Key:
         self,
         path: str = "",
         *,
-        fallback: object = NO_VALUE,
+        fallback: object = json_values.NO_VALUE,
         can_skip: bool = False,
         is_required: bool = False,
         omit: bool | None = None,
@@ -138,7 +137,7 @@ def require(expected: str, is_valid: Callable[..., bool], wire: object = None) -
 
     def read(value: object) -> object:
         if not is_valid(value):
-            raise Mismatch(expected, value)
+            raise json_values.Mismatch(expected, value)
         return value
 
     return Via(read, wire=wire)
@@ -268,7 +267,7 @@ def _get_zero(kind: object) -> object:
     return "" if is_enum else _ZEROS.get(kind, {})
 
 
-def _merge_at(document: dict[str, typing.Any], place: Path, values: Json) -> None:
+def _merge_at(document: dict[str, typing.Any], place: json_values.Path, values: Json) -> None:
     for step in place:
         document = document.setdefault(step, {})
     document.update(values)
@@ -278,10 +277,10 @@ def _list_fields(cls: type) -> Iterator[tuple[str, object, object]]:
     """Yield names, types and defaults; `NO_VALUE` without a default."""
     if issubclass(cls, Shape):
         for name, kind in cls.__annotations__.items():
-            yield name, kind, vars(cls).get(name, NO_VALUE)
+            yield name, kind, vars(cls).get(name, json_values.NO_VALUE)
         return
     for field in fields(cast("typing.Any", cls)):
-        default: object = NO_VALUE if field.default is MISSING else field.default
+        default: object = json_values.NO_VALUE if field.default is MISSING else field.default
         if field.default_factory is not MISSING:
             default = field.default_factory()
         if field.init:
@@ -307,7 +306,7 @@ class _FieldRule:
         self.name = name
         self.key = key
         self.kind = kind
-        self.path: Path = tuple(path.split(".")) if path else ()
+        self.path: json_values.Path = tuple(path.split(".")) if path else ()
         """The keys from the object of the class to the value."""
         self.default = default
         """`NO_VALUE` without a default."""
@@ -316,7 +315,7 @@ class _FieldRule:
             self.omits_default = key.omit
 
     @property
-    def place(self) -> Path:
+    def place(self) -> json_values.Path:
         """The path of the object that the field stands in."""
         return self.path[:-1] if self.key.part is None else self.path
 
@@ -327,7 +326,7 @@ class _Codec:
     def __init__(self, *, is_api: bool, is_strict: bool = False) -> None:
         self.is_api = is_api
         self._is_strict = is_strict
-        self._readers: dict[object, Reader] = {
+        self._readers: dict[object, json_values.Reader] = {
             str: json_values.read_text if is_api else json_values.read_any_text,
             bool: json_values.read_bool,
             int: json_values.read_integer if is_api else json_values.read_any_integer,
@@ -339,13 +338,13 @@ class _Codec:
         self._writers: dict[type, Writer] = {}
         self._rules: dict[type, tuple[_FieldRule, ...]] = {}
 
-    def get_reader(self, kind: object) -> Reader:
+    def get_reader(self, kind: object) -> json_values.Reader:
         """Return the reader of a type."""
         if (read := self._readers.get(kind)) is None:
             read = self._readers[kind] = self._make_reader(kind)
         return read
 
-    def _make_reader(self, kind: object) -> Reader:
+    def _make_reader(self, kind: object) -> json_values.Reader:
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is Annotated:
             return self._make_annotated_reader(kind)
@@ -361,13 +360,13 @@ class _Codec:
             return self._make_object_reader(kind)
         raise TypeError(f"cannot decode JSON as {kind}")
 
-    def _make_annotated_reader(self, kind: object) -> Reader:
+    def _make_annotated_reader(self, kind: object) -> json_values.Reader:
         read = self.get_reader(_find_wire(kind))
         for via in _list_vias(kind):
             read = read if via.read is None else json_values.chain(read, via.read)
         return read
 
-    def _make_member_reader(self, members: Mapping[object, object]) -> Reader:
+    def _make_member_reader(self, members: Mapping[object, object]) -> json_values.Reader:
         names = [str(name) for name in members if name]
         expected = f"one of {', '.join(names)}" if len(names) > 2 else " or ".join(names)
         read = self.get_reader(str)
@@ -379,7 +378,7 @@ class _Codec:
 
         return read_member
 
-    def _make_items_reader(self, kind: object, *, can_skip: bool = False) -> Reader:
+    def _make_items_reader(self, kind: object, *, can_skip: bool = False) -> json_values.Reader:
         make, arguments = cast("type", get_origin(kind)), get_args(kind)
         read = self.get_reader(arguments[0])
 
@@ -388,7 +387,7 @@ class _Codec:
             for index, item in enumerate(json_values.read_list(value)):
                 try:
                     items.append(read(item))
-                except Mismatch as problem:
+                except json_values.Mismatch as problem:
                     if not (can_skip and isinstance(problem, UnknownMember)):
                         problem.steps.append(index)
                         raise
@@ -396,7 +395,7 @@ class _Codec:
 
         return read_items
 
-    def _make_mapping_reader(self, kind: object, *, can_skip: bool = False) -> Reader:
+    def _make_mapping_reader(self, kind: object, *, can_skip: bool = False) -> json_values.Reader:
         arguments = get_args(kind)
         if self.is_api and arguments == (str, str):
             return json_values.read_text_map
@@ -408,7 +407,7 @@ class _Codec:
             for name, inner in json_values.read_object(value).items():
                 try:
                     mapping[read_name(name)] = read(zero if inner is None else inner)
-                except Mismatch as problem:
+                except json_values.Mismatch as problem:
                     if not (can_skip and isinstance(problem, UnknownMember)):
                         problem.steps.append(name)
                         raise
@@ -416,9 +415,9 @@ class _Codec:
 
         return read_mapping
 
-    def _make_object_reader(self, cls: type) -> Reader:
+    def _make_object_reader(self, cls: type) -> json_values.Reader:
         """Return a reader that looks at the fields when it reads first: most processes read few."""
-        read: Reader | None = None
+        read: json_values.Reader | None = None
 
         def read_object(document: object) -> object:
             nonlocal read
@@ -428,10 +427,10 @@ class _Codec:
 
         return read_object
 
-    def _make_fields_reader(self, cls: type) -> Reader:
+    def _make_fields_reader(self, cls: type) -> json_values.Reader:
         rules = self.list_rules(cls)
         # The keys of each object by its path, parents first.
-        known: dict[Path, set[str]] = {(): set()}
+        known: dict[json_values.Path, set[str]] = {(): set()}
         for rule in rules:
             for depth, step in enumerate(rule.path):
                 known.setdefault(rule.path[:depth], set()).add(step)
@@ -443,8 +442,10 @@ class _Codec:
             for check in self._list_checks(cls, path, known[path])
         ]
         inner = [(path, places[path[:-1]], path[-1]) for path in known if path]
-        keys: list[tuple[Path, int, str, str, Reader, Callable[[], object] | None]] = []
-        parts: list[tuple[Path, int, str, Reader]] = []
+        keys: list[
+            tuple[json_values.Path, int, str, str, json_values.Reader, Callable[[], object] | None]
+        ] = []
+        parts: list[tuple[json_values.Path, int, str, json_values.Reader]] = []
         for rule in rules:
             path, place = rule.path, places[rule.place]
             if rule.key.part is None:
@@ -453,11 +454,11 @@ class _Codec:
                 keys.append((path, place, path[-1], rule.name, read, read_absent))
             else:
                 parts.append((path, place, rule.name, self._make_part_reader(rule, known[path])))
-        missing = None if self.is_api else NO_VALUE
+        missing = None if self.is_api else json_values.NO_VALUE
         return json_values.RecordReader(cls, missing, inner, checks, keys, parts).read
 
     def _list_checks(
-        self, cls: type, path: Path, known: set[str]
+        self, cls: type, path: json_values.Path, known: set[str]
     ) -> Iterator[Callable[[Json], None]]:
         options = _get_options(cls)
         if options.kind and not path:
@@ -475,35 +476,37 @@ class _Codec:
             inline = cast("type", _strip_null(_find_wire(rule.kind)))
             yield from (inner.path[0] for inner in self.list_rules(inline))
 
-    def _make_part_reader(self, rule: _FieldRule, known: set[str]) -> Reader:
+    def _make_part_reader(self, rule: _FieldRule, known: set[str]) -> json_values.Reader:
         if rule.key.part == "inline":
             # The keys of both classes stand in one object, so neither refuses those of the other.
             return (_API if self.is_api else _OWN).make_value_reader(rule)
         return partial(json_values.copy_without, known if rule.key.part == "rest" else ())
 
-    def _make_absent_reader(self, rule: _FieldRule, read: Reader) -> Callable[[], object] | None:
+    def _make_absent_reader(
+        self, rule: _FieldRule, read: json_values.Reader
+    ) -> Callable[[], object] | None:
         """Return the reader of a missing key; None for a field with a default."""
-        if rule.default is not NO_VALUE and not rule.key.is_required:
+        if rule.default is not json_values.NO_VALUE and not rule.key.is_required:
             return None
         zero = _get_zero(rule.kind) if self.is_api else None
 
         def read_absent() -> object:
             if not self.is_api:
-                raise Mismatch(problem="the key is missing")
+                raise json_values.Mismatch(problem="the key is missing")
             try:
                 return read(zero)
-            except Mismatch as problem:
+            except json_values.Mismatch as problem:
                 if not problem.steps:
-                    problem.value = NO_VALUE
+                    problem.value = json_values.NO_VALUE
                 raise
 
         return read_absent
 
-    def make_value_reader(self, rule: _FieldRule) -> Reader:
+    def make_value_reader(self, rule: _FieldRule) -> json_values.Reader:
         """Return the reader of the value of a field."""
         key = rule.key
         if key.resolve is not None:
-            read: Reader = partial(self._read_lazily, key.resolve)
+            read: json_values.Reader = partial(self._read_lazily, key.resolve)
         elif key.can_skip:
             plain = _strip_markers(rule.kind)
             is_list = get_origin(plain) in (tuple, frozenset)
@@ -512,7 +515,7 @@ class _Codec:
         else:
             read = self._make_annotated_reader(rule.kind)
         can_be_null = rule.default is None
-        if key.fallback is NO_VALUE and (self.is_api or not can_be_null):
+        if key.fallback is json_values.NO_VALUE and (self.is_api or not can_be_null):
             return read
 
         def read_value(value: object) -> object:
@@ -521,7 +524,7 @@ class _Codec:
             try:
                 return read(value)
             except UnknownMember:
-                if key.fallback is NO_VALUE:
+                if key.fallback is json_values.NO_VALUE:
                     raise
                 return key.fallback
 
@@ -611,7 +614,7 @@ class _Codec:
     def _make_writing_step(self, rule: _FieldRule) -> tuple[str, str | None, Writer | None, object]:
         """Return the name, the key, the writer, and the value that is not written."""
         key = rule.path[-1] if rule.key.part is None else None
-        default = rule.default if rule.omits_default else NO_VALUE
+        default = rule.default if rule.omits_default else json_values.NO_VALUE
         return rule.name, key, self._get_writer(rule.kind), default
 
     def _get_writer(self, kind: object) -> Writer | None:
@@ -630,7 +633,7 @@ _OWN, _API = _Codec(is_api=False), _Codec(is_api=True)
 _STRICT = _Codec(is_api=True, is_strict=True)
 
 
-def get_reader(kind: object) -> Reader:
+def get_reader(kind: object) -> json_values.Reader:
     """Return the reader of a type by the rules of an API."""
     return _API.get_reader(kind)
 
@@ -649,7 +652,7 @@ def read_value(
     """
     try:
         return (_STRICT if is_strict else _API).get_reader(kind)(value)
-    except Mismatch as problem:
+    except json_values.Mismatch as problem:
         raise error(problem.format_message(where), remedy=problem.remedy) from problem
 
 
@@ -674,5 +677,5 @@ def decode(cls: type[T], document: object, *, version: int | None = None) -> T:
         if version is not None and actual != version:
             raise CodecError(f"version: expected {version}, found {actual!r:.80}")
         return cast("T", _OWN.get_reader(cls)(document))
-    except Mismatch as problem:
+    except json_values.Mismatch as problem:
         raise CodecError(problem.format_message("")) from problem

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, node
 from treenail.api.documents import BYTE_ORDER_MARK
 from treenail.api.ignition.parser import parse_ignition
-from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.config import node_paths, rendered_name
 from treenail.errors import ConfigError
 from treenail.image.containerfile import (
@@ -136,7 +135,7 @@ class BuildInputs:
 
     base_image: str
     """Pull spec by digest."""
-    architecture: str = DEFAULT_ARCHITECTURE
+    architecture: str = node.DEFAULT_ARCHITECTURE
     """As in the label ``kubernetes.io/arch`` of nodes."""
     containerfile: str = field(default="", repr=False)
     """The user's text for the architecture; empty for none."""
@@ -161,7 +160,7 @@ class BuildInputs:
         cls,
         config: machineosconfig.MachineOSConfig,
         rendered: machineconfig.MachineConfig,
-        architecture: str = DEFAULT_ARCHITECTURE,
+        architecture: str = node.DEFAULT_ARCHITECTURE,
     ) -> "BuildInputs":
         """Return the inputs that both objects determine, without trust bundle, files and mounts.
 

@@ -13,11 +13,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
+from treenail import errors, oci_content, sanitize
 from treenail.api import decode, machineosbuild, object_meta
 from treenail.encoding import codec
-from treenail.errors import ConfigError
-from treenail.oci_content import is_digest
-from treenail.sanitize import escape_text
 
 PRE_BUILT_SEEDED = "PreBuiltImageSeeded"
 """Reason of a build whose image a user built before the cluster, as the MCO names it."""
@@ -199,7 +197,9 @@ class BuildResult(codec.JsonObject, where="build result"):
     phase: BuildPhase
     digest: Annotated[
         str,
-        codec.require("sha256: and 64 hex digits", lambda digest: not digest or is_digest(digest)),
+        codec.require(
+            "sha256: and 64 hex digits", lambda digest: not digest or oci_content.is_digest(digest)
+        ),
     ] = ""
     """Manifest digest of the pushed image; empty unless ``push`` succeeded."""
     reason: Annotated[BuildReason | None, codec.Via(_read_reason, wire=str)] = None
@@ -248,7 +248,7 @@ class BuildResult(codec.JsonObject, where="build result"):
         """
         size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
         if size > LIMIT_BYTES:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"build result: expected at most {LIMIT_BYTES} bytes, found {size} bytes"
             )
         return cls.from_json(decode.load_json(text, where="build result"))
@@ -368,7 +368,7 @@ def compute_build_conditions(
     conditions: list[object_meta.Condition] = []
     for kind, (usual_reason, usual_message) in _CONDITIONS.items():
         if kind is state:
-            text = escape_text(message)[:MESSAGE_LIMIT] or usual_message
+            text = sanitize.escape_text(message)[:MESSAGE_LIMIT] or usual_message
             conditions.append(object_meta.Condition(kind, "True", reason or usual_reason, text))
         else:
             conditions.append(object_meta.Condition(kind, "False", usual_reason, usual_message))

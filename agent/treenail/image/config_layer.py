@@ -17,10 +17,9 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from treenail import errors, unit_install
+from treenail import errors, oci_content, unit_install
 from treenail.api import decode, machineconfig
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
-from treenail.oci_content import compute_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,8 @@ def make_config_layer(
     packed = _store_gzip(tree)
     return ConfigLayer(
         packed,
-        diff_id=compute_digest(tree),
-        digest=compute_digest(packed),
+        diff_id=oci_content.compute_digest(tree),
+        digest=oci_content.compute_digest(packed),
         omitted=tuple(f"{path}: {why}" for path, why in builder.omitted.items()),
         problems=tuple(builder.problems),
     )

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from treenail.api.documents import BYTE_ORDER_MARK, LineProblem
-from treenail.api.machineosconfig import CONTAINERFILE_LIMIT
+from treenail.api import documents, machineosconfig
 
 _DIRECTIVE = re.compile(r"#[ \t]*([a-zA-Z][a-zA-Z0-9]*)[ \t]*=[ \t]*(.+?)[ \t]*")
 _KNOWN_DIRECTIVES = frozenset({"escape", "syntax", "check"})
@@ -116,7 +115,7 @@ class Containerfile:
 @lru_cache(maxsize=128)
 def parse_containerfile(text: str) -> Containerfile:
     """Read a Containerfile; any text has a result."""
-    lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
+    lines = text.removeprefix(documents.BYTE_ORDER_MARK).split("\n")
     if lines[-1] == "":
         lines.pop()
     lines = [line.removesuffix("\r") for line in lines]
@@ -334,8 +333,11 @@ MAX_PROBLEMS = 20
 
 
 def find_containerfile_problems(
-    text: str, *, stages: Collection[str] = (CONFIGS_STAGE,), limit: int = CONTAINERFILE_LIMIT
-) -> tuple[LineProblem, ...]:
+    text: str,
+    *,
+    stages: Collection[str] = (CONFIGS_STAGE,),
+    limit: int = machineosconfig.CONTAINERFILE_LIMIT,
+) -> tuple[documents.LineProblem, ...]:
     """Find the problems of a user's Containerfile, in the order of its lines.
 
     ``stages`` are the stages before the text. A text without instructions has no problem: nothing
@@ -343,7 +345,7 @@ def find_containerfile_problems(
     """
     if len(text) > limit:
         return (
-            LineProblem(
+            documents.LineProblem(
                 0,
                 f"expected at most {limit} characters, found {len(text)}",
                 "move files into the ConfigMap that the annotation treenail.io/context names, "
@@ -356,7 +358,9 @@ def find_containerfile_problems(
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         return (
-            LineProblem(line, "it has a NUL character, and is no text", "save the file as UTF-8"),
+            documents.LineProblem(
+                line, "it has a NUL character, and is no text", "save the file as UTF-8"
+            ),
         )
     problems = [
         *_find_directive_problems(parsed),
@@ -367,34 +371,36 @@ def find_containerfile_problems(
     return tuple(problems[:MAX_PROBLEMS])
 
 
-def _find_directive_problems(parsed: Containerfile) -> Iterator[LineProblem]:
+def _find_directive_problems(parsed: Containerfile) -> Iterator[documents.LineProblem]:
     names: set[str] = set()
     for number, line in enumerate(parsed.directives, 1):
         name, _, value = line.lstrip("# \t").partition("=")
         name, value = name.strip().lower(), value.strip()
         if name in names:
-            yield LineProblem(number, f"the directive {name} appears twice", "remove one of them")
+            yield documents.LineProblem(
+                number, f"the directive {name} appears twice", "remove one of them"
+            )
         names.add(name)
         if name == "escape" and value not in ("\\", "`"):
-            yield LineProblem(
+            yield documents.LineProblem(
                 number, f"expected escape=\\ or escape=`, found {value!r:.20}", "correct it"
             )
 
 
 def _find_instruction_problems(
     parsed: Containerfile,
-) -> Iterator[LineProblem]:
+) -> Iterator[documents.LineProblem]:
     for instruction in parsed.instructions:
         if instruction.keyword not in KEYWORDS:
             yield _describe_unknown(instruction)
         elif not instruction.operands:
-            yield LineProblem(
+            yield documents.LineProblem(
                 instruction.line,
                 f"{instruction.keyword} has no argument",
                 f"write what {instruction.keyword} applies to, or remove the line",
             )
         elif instruction.keyword == "SHELL" and not instruction.operands.startswith("["):
-            yield LineProblem(
+            yield documents.LineProblem(
                 instruction.line,
                 f'SHELL: expected ["PROGRAM", "OPTION"], found {instruction.operands!r:.40}',
                 "write it as a list in JSON",
@@ -405,23 +411,23 @@ def _find_instruction_problems(
             yield from _check_source(instruction)
         for heredoc in instruction.heredocs:
             if not heredoc.is_closed:
-                yield LineProblem(
+                yield documents.LineProblem(
                     instruction.line,
                     f"the here-document {heredoc.name:.40} has no end",
                     f"add a line with only {heredoc.name:.40}",
                 )
 
 
-def _describe_unknown(instruction: Instruction) -> LineProblem:
+def _describe_unknown(instruction: Instruction) -> documents.LineProblem:
     close = difflib.get_close_matches(instruction.keyword[:40], sorted(KEYWORDS), 1)
-    return LineProblem(
+    return documents.LineProblem(
         instruction.line,
         f"unknown instruction {instruction.keyword!r:.40}",
         f"write {close[0]}" if close else "end the line before it with \\ if it continues that one",
     )
 
 
-def _check_pairs(instruction: Instruction, escape: str) -> Iterator[LineProblem]:
+def _check_pairs(instruction: Instruction, escape: str) -> Iterator[documents.LineProblem]:
     words = split_words(instruction.operands, escape)
     # The older form: ENV NAME VALUE.
     is_older = "=" not in words[0]
@@ -429,33 +435,37 @@ def _check_pairs(instruction: Instruction, escape: str) -> Iterator[LineProblem]
     if is_older and len(words) >= _FIRST_OPERANDS:
         return
     if is_older or wrong:
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"{instruction.keyword}: expected NAME=VALUE, found {wrong[0]!r:.40}",
             "quote values with spaces",
         )
 
 
-def _check_source(instruction: Instruction) -> Iterator[LineProblem]:
+def _check_source(instruction: Instruction) -> Iterator[documents.LineProblem]:
     if len(instruction.operands.split()) < _FIRST_OPERANDS and not instruction.operands.startswith(
         "["
     ):
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"{instruction.keyword}: expected a source and a destination, found one argument",
             f"write {instruction.keyword} SOURCE DESTINATION",
         )
 
 
-def _find_stage_problems(parsed: Containerfile, stages: Collection[str]) -> Iterator[LineProblem]:
+def _find_stage_problems(
+    parsed: Containerfile, stages: Collection[str]
+) -> Iterator[documents.LineProblem]:
     first = next(
         (instruction for instruction in parsed.instructions if instruction.keyword != "ARG"), None
     )
     if not parsed.stages:
-        yield LineProblem(0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final")
+        yield documents.LineProblem(
+            0, "there is no FROM", f"begin with: FROM {CONFIGS_STAGE} AS final"
+        )
         return
     if first is not None and first.keyword in KEYWORDS and first.keyword != "FROM":
-        yield LineProblem(
+        yield documents.LineProblem(
             first.line,
             f"{first.keyword} stands before the first FROM",
             "move it below FROM; only ARG may stand before it",
@@ -485,22 +495,24 @@ def find_image_references(instruction: Instruction) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def _check_from(instruction: Instruction, stage: Stage, known: set[str]) -> Iterator[LineProblem]:
+def _check_from(
+    instruction: Instruction, stage: Stage, known: set[str]
+) -> Iterator[documents.LineProblem]:
     words = instruction.operands.split()
     if len(words) > 1 and not stage.name:
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"expected FROM IMAGE AS NAME, found {instruction.operands!r:.60}",
             "correct it",
         )
     elif stage.name and not _STAGE_NAME.fullmatch(stage.name.lower()):
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"{stage.name!r:.60} is not a name of a stage",
             "use letters, digits, - _ and . after a letter",
         )
     if not stage.image:
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
             "set it with ARG NAME=VALUE at the top",
@@ -511,9 +523,9 @@ def _check_from(instruction: Instruction, stage: Stage, known: set[str]) -> Iter
 
 def _check_reference(
     instruction: Instruction, reference: str, known: set[str]
-) -> Iterator[LineProblem]:
+) -> Iterator[documents.LineProblem]:
     if reference.isdecimal():
-        yield LineProblem(
+        yield documents.LineProblem(
             instruction.line,
             f"{instruction.keyword} names stage {reference:.10} by its number, and other stages "
             "precede the text",
@@ -525,9 +537,9 @@ def _check_reference(
 
 def _describe_short_name(
     instruction: Instruction, what: str, name: str, known: set[str]
-) -> LineProblem:
+) -> documents.LineProblem:
     close = sorted(stage for stage in known if stage.lower() == name.lower())
-    return LineProblem(
+    return documents.LineProblem(
         instruction.line,
         f"{what} {name:.100} names no earlier stage, and no image with its registry",
         f"write {close[0]}: case matters in names of stages"

@@ -13,8 +13,7 @@ from enum import StrEnum
 
 from treenail import errors, memory
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, pullspec
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, node, pullspec
 from treenail.config import pullsecret
 from treenail.image import build_inputs, build_result, containerfile
 
@@ -274,7 +273,7 @@ def find_rendered_findings(
     rendered: machineconfig.MachineConfig,
     *,
     base_image: str = "",
-    architecture: str = DEFAULT_ARCHITECTURE,
+    architecture: str = node.DEFAULT_ARCHITECTURE,
 ) -> Iterator[InputFinding]:
     """Yield why no image can be built for a rendered config.
 

@@ -8,8 +8,7 @@ from enum import StrEnum
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import component_names, machineconfigpool, machineosconfig
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import component_names, machineconfigpool, machineosconfig, node
 from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import build_planner, cluster_reader
 from treenail.controllers.pools.image_tags import pin_base_image
@@ -201,7 +200,7 @@ def _plan_build(
     facts: PlanFacts,
     clock: clocks.Clock,
 ) -> tuple[PoolInstallPlan, config_layer.ConfigLayer | None]:
-    architecture = facts.architectures.get(plan.name, DEFAULT_ARCHITECTURE)
+    architecture = facts.architectures.get(plan.name, node.DEFAULT_ARCHITECTURE)
     inputs = pool_image.make_build_inputs(
         manifests,
         (pool,),

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
-from treenail import oci_content
-from treenail.clocks import Clock
+from treenail import clocks, oci_content
 from treenail.registry import errors, names
 from treenail.registry.authorization import ANONYMOUS, Authorization, Login, read_error_text
 from treenail.registry.proxies import ProxySettings
@@ -42,7 +41,7 @@ class RegistryClient:
     def __init__(
         self,
         host: str,
-        clock: Clock,
+        clock: clocks.Clock,
         *,
         login: Login | None = None,
         tls: TlsSettings | None = None,

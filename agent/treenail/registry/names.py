@@ -4,10 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail import oci_content, sanitize
 from treenail.errors import ConfigError
-from treenail.oci_content import INDEX_TYPES, is_digest
 from treenail.registry.errors import AnswerInvalid
-from treenail.sanitize import escape_line
 
 _HOST = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?(:[0-9]{1,5})?")
 # The grammar of names and tags is that of the OCI distribution API, Pulling manifests.
@@ -44,7 +43,7 @@ class Manifest:
     @property
     def is_index(self) -> bool:
         """Whether this is a list of manifests."""
-        return self.media_type in INDEX_TYPES
+        return self.media_type in oci_content.INDEX_TYPES
 
 
 def check_host(host: str) -> str:
@@ -63,14 +62,14 @@ def check_repository(repository: str) -> str:
 
 def check_reference(reference: str) -> str:
     """Return the tag or digest if it is one; raise `ConfigError`."""
-    if not _TAG.fullmatch(reference) and not is_digest(reference):
+    if not _TAG.fullmatch(reference) and not oci_content.is_digest(reference):
         raise _make_name_error("reference", reference, "a tag, or sha256: and 64 hex digits")
     return reference
 
 
 def check_digest(digest: str) -> str:
     """Return the digest if it is one; raise `ConfigError`."""
-    if not is_digest(digest):
+    if not oci_content.is_digest(digest):
         raise _make_name_error("digest", digest, "sha256: and 64 hex digits")
     return digest
 
@@ -87,10 +86,10 @@ def parse_descriptor(document: object, *, where: str) -> Descriptor:
     kind, digest, size = (fields.get(name) for name in ("mediaType", "digest", "size"))
     if not isinstance(kind, str):
         raise AnswerInvalid(f"cannot read {where}: a descriptor has no mediaType")
-    if not is_digest(digest) or not isinstance(digest, str):
+    if not oci_content.is_digest(digest) or not isinstance(digest, str):
         raise AnswerInvalid(
             f"cannot read {where}: expected a digest of sha256: and 64 hex digits, "
-            f"found {escape_line(repr(digest)[:100])}"
+            f"found {sanitize.escape_line(repr(digest)[:100])}"
         )
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _SIZE_LIMIT:
         raise AnswerInvalid(f"cannot read {where}: the size of {digest} is not a number of bytes")
@@ -108,5 +107,5 @@ def parse_descriptor(document: object, *, where: str) -> Descriptor:
 
 
 def _make_name_error(what: str, text: str, expected: str) -> ConfigError:
-    actual = escape_line(repr(text[:200]))
+    actual = sanitize.escape_line(repr(text[:200]))
     return ConfigError(f"cannot use {what} {actual}: expected {expected}")

@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from treenail import clocks, memory, sanitize
-from treenail.deadline_socket import DeadlineSocket
+from treenail import clocks, deadline_socket, memory, sanitize
 from treenail.errors import ConfigError
 from treenail.registry.errors import AnswerInvalid, CertificateUnknown, RegistryError, Unreachable
 from treenail.registry.proxies import Proxy, ProxySettings
@@ -269,11 +268,13 @@ class RegistryTransport:
         except BaseException:
             plain.close()
             raise
-        limited = DeadlineSocket(plain, self._clock, self._limits.idle_s, deadline)
+        limited = deadline_socket.DeadlineSocket(plain, self._clock, self._limits.idle_s, deadline)
         return _Connection(limited, url.origin)
 
     def _open_tunnel(self, plain: socket.socket, url: Url, proxy: Proxy, deadline: float) -> None:
-        limited = DeadlineSocket(plain, self._clock, self._limits.connect_s, deadline)
+        limited = deadline_socket.DeadlineSocket(
+            plain, self._clock, self._limits.connect_s, deadline
+        )
         host = f"[{url.host}]" if ":" in url.host else url.host
         lines = [f"CONNECT {host}:{url.port} HTTP/1.1", f"Host: {host}:{url.port}"]
         if proxy.authorization:
@@ -317,7 +318,9 @@ class _Connection:
 
     response: http.client.HTTPResponse
 
-    def __init__(self, limited: DeadlineSocket, origin: tuple[str, str, int]) -> None:
+    def __init__(
+        self, limited: deadline_socket.DeadlineSocket, origin: tuple[str, str, int]
+    ) -> None:
         self.origin = origin
         self._socket = limited
         self._connection = http.client.HTTPConnection("registry")

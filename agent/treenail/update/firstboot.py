@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from treenail import errors
+from treenail import deployment_change, errors
 from treenail.api import annotations as key
 from treenail.api import machineconfig, pullspec
 from treenail.config import node_paths, wanted_state
-from treenail.deployment_change import DeploymentChange
 from treenail.encoding import codec
 from treenail.update.impact import os_change
 
@@ -66,7 +65,7 @@ class FirstBootReady:
 class FirstBootStage:
     """Stage the change and reboot into it."""
 
-    change: DeploymentChange
+    change: deployment_change.DeploymentChange
 
 
 def read_claim(annotations: Mapping[str, str]) -> FirstBootClaim:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from treenail import unit_install
+from treenail import errors, unit_install
 from treenail.api import decode
 from treenail.api.ignition import model, schema
-from treenail.errors import IgnitionError
 
 VERSION2 = "2.2.0"
 
@@ -30,16 +29,16 @@ def parse_ignition(document: object, *, location: str = "spec.config") -> model.
     """
     if document is None:
         return model.IgnitionConfig()
-    fields = decode.Fields.from_json(document, location, IgnitionError)
+    fields = decode.Fields.from_json(document, location, errors.IgnitionError)
     version = fields.get_object("ignition").get_text("version")
     if version not in VERSIONS:
-        raise IgnitionError(
+        raise errors.IgnitionError(
             f"{fields.get_object('ignition').path_of('version')}: expected one of "
             f"{', '.join(VERSIONS)}, found {version!r:.40}",
             remedy=f"write the config in version {model.VERSION} of Ignition's format",
         )
     values = schema.drop_newer_fields(fields.values, version)
-    fields = decode.Fields(values, location, IgnitionError)
+    fields = decode.Fields(values, location, errors.IgnitionError)
     return parse_ignition2(fields) if version == VERSION2 else _parse_ignition3(fields, version)
 
 
@@ -262,7 +261,9 @@ def validate_config(config: model.IgnitionConfig, fields: decode.Fields) -> None
     written = {written for unit in config.units for written in list_unit_paths(unit)}
     for node in nodes:
         if node.path in written:
-            raise IgnitionError(f"{node.location}.path: a unit of this config has the same path")
+            raise errors.IgnitionError(
+                f"{node.location}.path: a unit of this config has the same path"
+            )
 
 
 def list_unit_paths(unit: model.IgnitionUnit) -> Iterator[str]:
@@ -282,13 +283,17 @@ def _reject_links_in_parents(config: model.IgnitionConfig, nodes: list[IgnitionN
         parent = posixpath.dirname(node.path)
         while parent != "/":
             if parent in links:
-                raise IgnitionError(f"{node.location}.path: {parent} is a link of this config")
+                raise errors.IgnitionError(
+                    f"{node.location}.path: {parent} is a link of this config"
+                )
             parent = posixpath.dirname(parent)
     directories = {directory.path for directory in config.directories}
     for link in config.links:
         target = posixpath.normpath(posixpath.join(link.path, link.target))
         if link.hard and target in directories:
-            raise IgnitionError(f"{link.location}.target: a hard link cannot point to a directory")
+            raise errors.IgnitionError(
+                f"{link.location}.target: a hard link cannot point to a directory"
+            )
 
 
 def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
@@ -296,7 +301,7 @@ def _reject_duplicates(entries: Iterable[tuple[str, str, str]]) -> None:
     for key, place, leaf in entries:
         if key in locations:
             where = f"{place}.{leaf}" if leaf else place
-            raise IgnitionError(f"{where}: duplicate of {locations[key]}")
+            raise errors.IgnitionError(f"{where}: duplicate of {locations[key]}")
         locations[key] = place
 
 
@@ -319,8 +324,12 @@ def _is_name_too_long(name: str) -> bool:
     return len(name.encode()) > _MAX_NAME_BYTES
 
 
-def _make_error(fields: decode.Fields, name: str, expected: str, actual: str) -> IgnitionError:
-    return IgnitionError(f"{fields.path_of(name)}: expected {expected}, found {actual!r:.200}")
+def _make_error(
+    fields: decode.Fields, name: str, expected: str, actual: str
+) -> errors.IgnitionError:
+    return errors.IgnitionError(
+        f"{fields.path_of(name)}: expected {expected}, found {actual!r:.200}"
+    )
 
 
 ROOT_FILESYSTEM = "root"
@@ -494,14 +503,14 @@ def _reject_link_prefixes(config: model.IgnitionConfig) -> None:
     for link in config.links:
         for node in nodes:
             if node.path != link.path and node.path.startswith(link.path):
-                raise IgnitionError(
+                raise errors.IgnitionError(
                     f"{node.location}.path: begins with the path of a link, {link.path}",
                     remedy="write the config in Ignition 3.5",
                 )
 
 
-def _make_unsupported_error(what: str) -> IgnitionError:
-    return IgnitionError(
+def _make_unsupported_error(what: str) -> errors.IgnitionError:
+    return errors.IgnitionError(
         f"{what}: has no equivalent in Ignition 3",
         remedy="write the config in Ignition 3.5",
     )

@@ -6,21 +6,7 @@ A key is an ECDSA key of the package cryptography.
 from typing import TYPE_CHECKING
 
 from treenail.errors import ConfigError
-from treenail.image.oci.attachments import (
-    CONFIG_TYPE,
-    PAYLOAD_TYPE,
-    SPDX_TYPE,
-    STATEMENT_TYPE,
-    BuildProvenance,
-    StoredSignature,
-    find_payload_problem,
-    make_payload,
-    make_signature_layer,
-    make_signature_manifest,
-    make_signature_tag,
-    make_statement,
-    read_signatures,
-)
+from treenail.image.oci import attachments
 from treenail.oci_content import OCI_MANIFEST
 from treenail.registry import images, names, referrers, uploads
 from treenail.registry.client import RegistryClient
@@ -33,15 +19,17 @@ if TYPE_CHECKING:
     )
 
 
-def attach_provenance(client: RegistryClient, repository: str, provenance: BuildProvenance) -> None:
+def attach_provenance(
+    client: RegistryClient, repository: str, provenance: attachments.BuildProvenance
+) -> None:
     """Attach the statement to the image, unless the image has one; raise `RegistryError`."""
-    statement = make_statement(provenance)
-    _attach_once(client, repository, provenance.digest, STATEMENT_TYPE, statement)
+    statement = attachments.make_statement(provenance)
+    _attach_once(client, repository, provenance.digest, attachments.STATEMENT_TYPE, statement)
 
 
 def attach_packages(client: RegistryClient, repository: str, digest: str, document: bytes) -> None:
     """Attach an SPDX document to the image, unless the image has one; raise `RegistryError`."""
-    _attach_once(client, repository, digest, SPDX_TYPE, document)
+    _attach_once(client, repository, digest, attachments.SPDX_TYPE, document)
 
 
 def copy_packages(client: RegistryClient, repository: str, source: str, target: str) -> bool:
@@ -49,7 +37,7 @@ def copy_packages(client: RegistryClient, repository: str, source: str, target: 
 
     Both are digests of images of the repository.
     """
-    documents = read_documents(client, repository, source, SPDX_TYPE)
+    documents = read_documents(client, repository, source, attachments.SPDX_TYPE)
     for document in documents[:1]:
         attach_packages(client, repository, target, document)
     return bool(documents)
@@ -172,18 +160,20 @@ def sign_image(client: RegistryClient, repository: str, digest: str, key: Signin
 
     Signatures of other keys stay. The new one is read from the registry and verified.
     """
-    tag = make_signature_tag(digest)
+    tag = attachments.make_signature_tag(digest)
     verifier = key.public_key
     present = _read_stored(client, repository, digest)
     if any(
         not _find_problem(client, repository, digest, signature, verifier) for signature in present
     ):
         return tag
-    payload = make_payload(f"{client.host}/{repository}", digest)
-    layer = make_signature_layer(payload, key.sign(payload))
-    manifest, config = make_signature_manifest([*(signature.layer for signature in present), layer])
-    uploads.upload_bytes(client, repository, PAYLOAD_TYPE, payload)
-    uploads.upload_bytes(client, repository, CONFIG_TYPE, config)
+    payload = attachments.make_payload(f"{client.host}/{repository}", digest)
+    layer = attachments.make_signature_layer(payload, key.sign(payload))
+    manifest, config = attachments.make_signature_manifest(
+        [*(signature.layer for signature in present), layer]
+    )
+    uploads.upload_bytes(client, repository, attachments.PAYLOAD_TYPE, payload)
+    uploads.upload_bytes(client, repository, attachments.CONFIG_TYPE, config)
     client.put_manifest(repository, tag, OCI_MANIFEST, manifest)
     verify_image(client, repository, digest, verifier)
     return tag
@@ -208,25 +198,25 @@ def verify_image(
 
 def _read_stored(
     client: RegistryClient, repository: str, digest: str
-) -> tuple[StoredSignature, ...]:
+) -> tuple[attachments.StoredSignature, ...]:
     try:
-        manifest = client.get_manifest(repository, make_signature_tag(digest))
+        manifest = client.get_manifest(repository, attachments.make_signature_tag(digest))
     except NotFound:
         return ()
-    return tuple(read_signatures(manifest.content))
+    return tuple(attachments.read_signatures(manifest.content))
 
 
 def _find_problem(
     client: RegistryClient,
     repository: str,
     digest: str,
-    stored: StoredSignature,
+    stored: attachments.StoredSignature,
     key: VerificationKey,
 ) -> str:
     """Return why a signature does not count; empty if it is valid."""
-    blob = names.Descriptor(PAYLOAD_TYPE, stored.payload_digest, stored.payload_size)
+    blob = names.Descriptor(attachments.PAYLOAD_TYPE, stored.payload_digest, stored.payload_size)
     payload = client.read_small_blob(repository, blob)
     # The payload is read only after its signature is valid.
     if not key.verifies(stored.signature, payload):
         return "its signature is of another key"
-    return find_payload_problem(payload, f"{client.host}/{repository}", digest)
+    return attachments.find_payload_problem(payload, f"{client.host}/{repository}", digest)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from treenail.image.oci import documents, prune
-from treenail.image.oci.documents import BUILD
 from treenail.registry import errors, referrers
 from treenail.registry.client import RegistryClient
 from treenail.registry.names import Manifest, parse_descriptor
@@ -159,7 +158,9 @@ def _read_build(client: RegistryClient, repository: str, manifest: Manifest) -> 
     """Return the MachineOSBuild that an image is labelled with; empty without the label."""
     where = client.format_image(repository, manifest.digest)
     config = parse_descriptor(json.loads(manifest.content).get("config"), where=where)
-    return documents.read_labels(client.read_small_blob(repository, config)).get(BUILD, "")
+    return documents.read_labels(client.read_small_blob(repository, config)).get(
+        documents.BUILD, ""
+    )
 
 
 def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> prune.StoredImage:

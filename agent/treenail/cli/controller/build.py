@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treenail import clocks, errors
-from treenail.api import pullspec
-from treenail.api.machineosconfig import MachineOSConfig
-from treenail.api.node import convert_machine_name
+from treenail.api import machineosconfig, node, pullspec
 from treenail.builder import append_config, build_layout, build_spec, local, registries
 from treenail.builder.buildah.program import choose_own_id_maps
 from treenail.cli import output_format, terminal
@@ -344,7 +342,7 @@ def _show_line(line: str) -> None:
 
 
 def _get_architecture() -> str:
-    return convert_machine_name(platform.machine())
+    return node.convert_machine_name(platform.machine())
 
 
 def _get_work_directory() -> Path:
@@ -363,7 +361,9 @@ def make_tag_resolver(
 ) -> build_planner.ResolveTag:
     """Make a resolver with the login and the CA of the arguments, otherwise of the input."""
 
-    def resolve(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -> str:
+    def resolve(
+        config: machineosconfig.MachineOSConfig, reader: cluster_reader.ClusterReader
+    ) -> str:
         spec = pullspec.parse_push_spec(config.base_image, where="the base image")
         settings = registries.RegistrySettings.read(arguments.pull_secret, arguments.ca, os.environ)
         if arguments.pull_secret is None:
@@ -385,7 +385,9 @@ def make_tag_resolver(
     return resolve
 
 
-def _read_login(config: MachineOSConfig, reader: cluster_reader.ClusterReader) -> PullSecret:
+def _read_login(
+    config: machineosconfig.MachineOSConfig, reader: cluster_reader.ClusterReader
+) -> PullSecret:
     """Read the login of the input; files without the Secret mean anonymous access."""
     name = config.base_pull_secret
     if name and reader.find_object(SECRETS, name) is None:

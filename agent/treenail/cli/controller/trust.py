@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail import errors
-from treenail.api import decode, documents
-from treenail.api.pullspec import parse_push_spec
+from treenail.api import decode, documents, pullspec
 from treenail.cli import terminal
 from treenail.image.oci import attachments
 from treenail.image.oci.documents import encode
@@ -90,7 +89,7 @@ def load_key(path: str) -> "SigningKey":
 def print_trust(arguments: argparse.Namespace) -> int:
     """Print the files, or a MachineConfig with them."""
     name = arguments.repository
-    spec = parse_push_spec(f"{name}:tag", where="REPOSITORY")
+    spec = pullspec.parse_push_spec(f"{name}:tag", where="REPOSITORY")
     if f"{spec.registry}/{spec.repository}" != name:
         raise errors.UsageError(
             f"cannot use {name!r:.200}: expected REGISTRY/REPOSITORY without a tag"

@@ -22,7 +22,6 @@ from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.host.system import state_file
 from treenail.host.system.kernel import HostKernel
-from treenail.log_bundle import LogBundle
 from treenail.update.steps.inventory import OWNERSHIP_FILE
 
 MAX_PART_BYTES = 2 * 1024 * 1024
@@ -53,7 +52,9 @@ def main(arguments: argparse.Namespace) -> int:
     name = f"treenail-{socket.gethostname()}-{moment}"
     path = arguments.output or f"{name}.tar.gz"
     with files.open_private_output(path) as archive:
-        bundle = LogBundle(archive, name=name, now=clock.now(), max_part_bytes=MAX_PART_BYTES)
+        bundle = log_bundle.LogBundle(
+            archive, name=name, now=clock.now(), max_part_bytes=MAX_PART_BYTES
+        )
         collect_parts(bundle, machine, arguments.config)
         bundle.close()
     # With -o - the archive is on the standard output.
@@ -73,7 +74,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def collect_parts(bundle: LogBundle, machine: Machine, config: str | None) -> None:
+def collect_parts(bundle: log_bundle.LogBundle, machine: Machine, config: str | None) -> None:
     """Add every part to the bundle, which records the cause of a missing one."""
     root, host_files, programs, clock = machine.root, machine.files, machine.programs, machine.clock
     # Without a count of soft reboots, which would need the bus.

@@ -14,8 +14,7 @@ from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration import config_cache, mcd_handback, mcd_state
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.daemon.configuration.machine import NodeConfiguration
-from treenail.host.filesystem.atomic_files import HostFiles
-from treenail.host.filesystem.root_directory import open_booted_tree
+from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.update.state import ledger_record
 from treenail.update.state import ledger_record as records
@@ -60,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _read_current_config(
-    config_file: str | None, files: HostFiles, name: str
+    config_file: str | None, files: atomic_files.HostFiles, name: str
 ) -> machineconfig.MachineConfig:
     """Read the current config from the file, or from the copy on this machine."""
     if config_file is not None:
@@ -94,7 +93,7 @@ def _find_differing_steps(
     wanted = read_wanted_state(config)
     split = ImageSplit(wanted)
     if current.image:
-        content = read_image_content(open_booted_tree(machine.root), wanted)
+        content = read_image_content(root_directory.open_booted_tree(machine.root), wanted)
         split = compare_with_image(wanted, content)
     steps = configuration.plan_steps(split.wanted, config.name, split.provided).steps
     # Backups and the ownership record change no file that the MCD compares.

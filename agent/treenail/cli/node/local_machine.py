@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import errors
-from treenail.clocks import SystemClock
+from treenail import clocks, errors
 from treenail.encoding import json_text
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
@@ -24,7 +23,7 @@ _MAX_STATUS_BYTES = 1024 * 1024
 
 def open_machine(path: str | None, bus: "SystemBus | None" = None) -> Machine:
     """Open the machine below the directory (None: ``/``); it connects to the bus on first use."""
-    return Machine(Root(path or "/"), clock=SystemClock(), bus=bus)
+    return Machine(Root(path or "/"), clock=clocks.SystemClock(), bus=bus)
 
 
 def load_agent_status(machine: Machine) -> object:

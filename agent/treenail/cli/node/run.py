@@ -32,8 +32,7 @@ from treenail.daemon.local import metrics, requests, status_file
 from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree import backends
-from treenail.host.ostree.deployments import OSBackend
+from treenail.host.ostree import backends, deployments
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
@@ -133,7 +132,7 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
     socket_path = machine.root.resolve_path(journal.JOURNAL_SOCKET)
     journal.configure_logging(socket_path, level=logging.INFO, stream=sys.stderr)
 
-    def create_interfaces() -> tuple[OSBackend, logind.Logind, NodeConfiguration]:
+    def create_interfaces() -> tuple[deployments.OSBackend, logind.Logind, NodeConfiguration]:
         machine.notifier.extend_start_timeout(loop.START_EXTENSION_S)
         choice = backend.choose_backend(backends.BackendSetting.AUTO, machine.root)
         os = backend.create_operating_system(choice, machine)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from treenail import clocks, errors
 from treenail.cli import output, output_format, terminal
-from treenail.cli.node.local_machine import load_agent_status, open_machine
+from treenail.cli.node import local_machine
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.system.resources import find_process
@@ -29,7 +29,7 @@ _KEYS_OF_AGENT = (
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the status of the node; return its exit code, see `compute_exit_code`."""
-    document = collect_status(open_machine(arguments.root), arguments.config)
+    document = collect_status(local_machine.open_machine(arguments.root), arguments.config)
     # The lines are wrapped beside their labels.
     width = terminal.find_width(sys.stdout)
     output_format.print_output(
@@ -133,7 +133,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
 
 def _read_status_file(machine: Machine, problems: list[str], unknown: list[str]) -> Json:
     try:
-        return as_object(load_agent_status(machine))
+        return as_object(local_machine.load_agent_status(machine))
     except (errors.FileError, ValueError) as error:
         problems.append(f"the activity of the agent: {error}")
         unknown += _KEYS_OF_AGENT

@@ -33,8 +33,7 @@ from treenail.controllers.handover import (
     image_mode_field,
     image_mover,
 )
-from treenail.controllers.pools import pool_views
-from treenail.controllers.pools.os_image import find_pool_owner
+from treenail.controllers.pools import os_image, pool_views
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
 from treenail.kube import api_client, event_recorder, resources, watch
 
@@ -315,7 +314,7 @@ class InstallController:
     ) -> float:
         """Continue with one image, and report it; return when to look again."""
         configs = self._writer.configs.overlay(self._configs)
-        config = find_pool_owner(image.pool, configs.values())
+        config = os_image.find_pool_owner(image.pool, configs.values())
         pool = self._pools.find(image.pool)
         if config is None or pool is None:
             missing = "MachineOSConfig" if config is None else "MachineConfigPool"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from treenail.api import machineosbuild, object_meta
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import machineosbuild, node, object_meta
 from treenail.controllers.pools import image_tags
 from treenail.encoding import codec
 from treenail.image.build_result import AttemptFailure
@@ -195,7 +194,7 @@ class JobFacts:
 class WantedSystem:
     """System part of the wanted build for one architecture."""
 
-    architecture: str = DEFAULT_ARCHITECTURE
+    architecture: str = node.DEFAULT_ARCHITECTURE
     name: str = ""
     """The architecture if the build has several ones, otherwise empty; part of the Job's name."""
     content_key: str = ""

@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from treenail import memory
+from treenail import clocks, memory
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
-from treenail.api.node import DEFAULT_ARCHITECTURE
-from treenail.api.pullspec import PushSpec, parse_push_spec
-from treenail.clocks import Clock
+from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, node, pullspec
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
 from treenail.controllers.pools import image_tags, os_image
@@ -171,7 +168,7 @@ class BuildPlanner:
         context = (
             input_checks.read_context(document, where) if where else input_checks.BuildContext()
         )
-        push_spec = parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
+        push_spec = pullspec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         systems = [
             build_inputs.BuildInputs.from_objects(config, rendered.config, architecture)
             for architecture in names
@@ -312,7 +309,7 @@ class BuildPlanner:
         return layer.tar_gz
 
     def _read_all_cas(
-        self, push_spec: PushSpec, base_image: str, mirrors: image_mirrors.ImageMirrors
+        self, push_spec: pullspec.PushSpec, base_image: str, mirrors: image_mirrors.ImageMirrors
     ) -> str:
         base = base_image.partition("/")[0]
         registries = {push_spec.registry, base, *mirrors.list_registries()}
@@ -327,7 +324,7 @@ def compute_share_key(content_key: str, repository: str, push_secret: str) -> st
 
 def choose_architectures(present: frozenset[str]) -> tuple[str, ...]:
     """Return the architectures of an image for nodes with these ones, in a fixed order."""
-    return tuple(sorted(present)) or (DEFAULT_ARCHITECTURE,)
+    return tuple(sorted(present)) or (node.DEFAULT_ARCHITECTURE,)
 
 
 def _plan_system(
@@ -397,7 +394,7 @@ class OfflineBuild:
 
 def plan_builds(
     texts: Iterable[tuple[str, str | bytes]],
-    clock: Clock,
+    clock: clocks.Clock,
     *,
     architectures: frozenset[str],
     only: str | None,

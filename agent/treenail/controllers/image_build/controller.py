@@ -24,10 +24,10 @@ from treenail.controllers.image_build import (
     job_builder,
     layer_builder,
     status,
+    tag_resolver,
     writer,
 )
 from treenail.controllers.image_build.pruner import ImagePruner, ReferenceReader
-from treenail.controllers.image_build.tag_resolver import TagResolver
 from treenail.controllers.pools import image_tags, os_image, registry_requests
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
 from treenail.image import build_inputs, input_checks
@@ -562,7 +562,7 @@ def make_build_controller(
             limits=chosen.limits,
             repository_lock=repository_lock,
         ),
-        TagResolver(reader, clock, proxies=chosen.proxies, limits=chosen.limits),
+        tag_resolver.TagResolver(reader, clock, proxies=chosen.proxies, limits=chosen.limits),
         events,
         ImagePruner(
             planner,

@@ -8,8 +8,7 @@ from treenail.api.machineosconfig import ImageConfigCondition as Kind
 from treenail.clocks import format_rfc3339
 from treenail.controllers.image_build import build_facts
 from treenail.controllers.pools import image_tags
-from treenail.image import build_result
-from treenail.image.input_checks import InputReason
+from treenail.image import build_result, input_checks
 
 _WITH_OUTPUT = frozenset(
     {
@@ -135,7 +134,7 @@ def compute_config_conditions(
         progressing = object_meta.Condition(
             Kind.BUILD_PROGRESSING,
             "False",
-            InputReason.REQUEST_REFUSED,
+            input_checks.InputReason.REQUEST_REFUSED,
             _join_remedy(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
         )
     return accepted, ready, progressing

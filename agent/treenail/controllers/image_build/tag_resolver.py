@@ -7,8 +7,7 @@ from treenail.config import image_mirrors
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.image import build_result
-from treenail.registry import transport
-from treenail.registry.images import resolve_digest
+from treenail.registry import images, transport
 from treenail.registry.proxies import ProxySettings
 
 
@@ -60,7 +59,9 @@ class TagResolver:
             tls = transport.TlsSettings(ca_pem=self._reader.read_ca(place.registry))
             settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
             with settings.open_client(place.registry, place.repository, self._clock) as client:
-                return resolve_digest(client, place.repository, place.reference, architectures)
+                return images.resolve_digest(
+                    client, place.repository, place.reference, architectures
+                )
 
         name = registries.ImageName(spec.registry, spec.repository, spec.tag)
         return spec.make_pull_spec(registries.pull_from_places(name, self._mirrors, resolve))

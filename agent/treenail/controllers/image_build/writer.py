@@ -14,8 +14,7 @@ from treenail.controllers.image_build import build_facts, build_objects
 from treenail.controllers.image_build.status import UNSCHEDULABLE
 from treenail.controllers.pools.image_tags import TagChange
 from treenail.controllers.runtime import controller_metrics, own_writes
-from treenail.image.build_result import compute_build_conditions
-from treenail.image.input_checks import InputReason
+from treenail.image import build_result, input_checks
 from treenail.kube import api_client, event_recorder, resources
 
 log = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ class BuildEvents:
             config.metadata.uid,
             api_version=machineosbuild.API_VERSION,
         )
-        self._recorder.record_warning(owner, InputReason.REQUEST_REFUSED, message)
+        self._recorder.record_warning(owner, input_checks.InputReason.REQUEST_REFUSED, message)
 
     def record_tag_change(self, config: machineosconfig.MachineOSConfig, change: TagChange) -> None:
         """Record that the tag of the base image moved, or is not followed."""
@@ -359,7 +358,9 @@ class BuildWriter:
                 condition.to_json()
                 for condition in object_meta.merge_conditions(
                     build.conditions,
-                    compute_build_conditions(action.state, action.reason, action.message),
+                    build_result.compute_build_conditions(
+                        action.state, action.reason, action.message
+                    ),
                     now=now,
                 )
             ],

@@ -13,8 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from treenail.encoding import codec
-from treenail.encoding.json_values import Mismatch
+from treenail.encoding import codec, json_values
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _DAY = timedelta(days=1)
@@ -27,9 +26,11 @@ _DURATION = re.compile(r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6})s)?"
 def _read_duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if not text:
-        raise Mismatch("a duration such as 10m or 1h30m", text)
+        raise json_values.Mismatch("a duration such as 10m or 1h30m", text)
     if not match:
-        raise Mismatch(problem=f"expected a duration such as 10m or 1h30m, found {text!r:.40}")
+        raise json_values.Mismatch(
+            problem=f"expected a duration such as 10m or 1h30m, found {text!r:.40}"
+        )
     hours, minutes, rest = (int(part or 0) for part in match.groups())
     return hours * 3600.0 + minutes * 60.0 + rest
 
@@ -40,7 +41,7 @@ Duration = Annotated[float, codec.Via(_read_duration, wire=str)]
 
 def _read_window_duration(seconds: float) -> timedelta:
     if not 0 < seconds <= _WEEK.total_seconds():
-        raise Mismatch(problem="expected a duration of at most a week")
+        raise json_values.Mismatch(problem="expected a duration of at most a week")
     return timedelta(seconds=seconds)
 
 
@@ -48,18 +49,18 @@ def _read_days(days: tuple[str, ...]) -> frozenset[int]:
     if not days:
         # No days could mean every day. But the API server drops a misspelt field unless the client
         # requests strict validation, and such a window would be open every day.
-        raise Mismatch(problem=f"expected at least one of {', '.join(DAYS)}")
+        raise json_values.Mismatch(problem=f"expected at least one of {', '.join(DAYS)}")
     for index, day in enumerate(days):
         if day not in DAYS or day in days[:index]:
             expected = f"expected one of {', '.join(DAYS)}, found {day!r:.40}"
             twice = f"{day} is there twice"
-            raise Mismatch(problem=twice if day in DAYS else expected, at=[index])
+            raise json_values.Mismatch(problem=twice if day in DAYS else expected, at=[index])
     return frozenset(map(DAYS.index, days))
 
 
 def _read_start(start: str) -> time:
     if (match := _START.fullmatch(start)) is None:
-        raise Mismatch(problem=f"expected a time such as 01:30, found {start!r:.40}")
+        raise json_values.Mismatch(problem=f"expected a time such as 01:30, found {start!r:.40}")
     return time(int(match[1]), int(match[2]))
 
 
@@ -70,7 +71,7 @@ def _read_zone(name: str) -> ZoneInfo:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         actual = f"found {name!r:.60}"
         problem = f"expected a time zone such as Europe/Berlin, {actual}"
-        raise Mismatch(problem=problem) from error
+        raise json_values.Mismatch(problem=problem) from error
 
 
 @dataclass(frozen=True, slots=True)

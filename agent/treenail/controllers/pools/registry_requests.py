@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from treenail import clocks
-from treenail.controllers.pools.image_tags import ImageAnswer, TagChange
+from treenail.controllers.pools import image_tags
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
-from treenail.image.build_result import AttemptFailure, BuildReason
+from treenail.image import build_result
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ MAX_PARALLEL = 8
 """Requests at the same time, for the executor."""
 MAX_PER_REGISTRY = 3
 """Of them to one registry, so that one that hangs does not use all threads."""
-Work = Callable[[], ImageAnswer]
+Work = Callable[[], image_tags.ImageAnswer]
 Q = TypeVar("Q")
 
 
@@ -37,7 +37,7 @@ class RegistryRequests(Generic[Q]):
         self._clock = clock
         self._notify = notify
         self._lock = threading.Lock()
-        self._answers: dict[str, dict[Q, ImageAnswer]] = {}
+        self._answers: dict[str, dict[Q, image_tags.ImageAnswer]] = {}
         self._open: set[tuple[str, Q]] = set()
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[tuple[str, Q, Work]]] = {}
@@ -55,7 +55,7 @@ class RegistryRequests(Generic[Q]):
             self._waiting.setdefault(registry, deque()).append((owner, question, work))
         self._start_waiting(registry)
 
-    def get_answers(self, owner: str) -> Mapping[Q, ImageAnswer]:
+    def get_answers(self, owner: str) -> Mapping[Q, image_tags.ImageAnswer]:
         """Return the answers for an owner."""
         with self._lock:
             return dict(self._answers.get(owner, {}))
@@ -86,10 +86,11 @@ class RegistryRequests(Generic[Q]):
         except Exception:
             # A bug must not leave the question open forever.
             log.exception("cannot ask %s", registry)
-            failure = AttemptFailure(
-                BuildReason.REGISTRY_UNREACHABLE, f"cannot ask {registry}: internal error"
+            failure = build_result.AttemptFailure(
+                build_result.BuildReason.REGISTRY_UNREACHABLE,
+                f"cannot ask {registry}: internal error",
             )
-            answer = ImageAnswer(self._clock.now(), failure)
+            answer = image_tags.ImageAnswer(self._clock.now(), failure)
         with self._lock:
             known = self._answers.setdefault(owner, {})
             before = known.get(question)
@@ -107,7 +108,9 @@ class RegistryRequests(Generic[Q]):
 class TagSource(Protocol):
     """Finds what tags stand for."""
 
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> ImageAnswer:
+    def resolve_tag(
+        self, image: str, architectures: frozenset[str], secret: str
+    ) -> image_tags.ImageAnswer:
         """Return the image by digest, within a time limit; an error becomes part of the answer.
 
         ``secret`` names the login; empty for that of the cluster. The image must exist for each of
@@ -126,7 +129,9 @@ class LazyTagSource:
         self._lock = threading.Lock()
         self._source: TagSource | None = None
 
-    def resolve_tag(self, image: str, architectures: frozenset[str], secret: str) -> ImageAnswer:
+    def resolve_tag(
+        self, image: str, architectures: frozenset[str], secret: str
+    ) -> image_tags.ImageAnswer:
         """See `TagSource`."""
         return self._find_source().resolve_tag(image, architectures, secret)
 
@@ -152,6 +157,6 @@ class TagMetrics:
             ("pool", "reason"),
         )
 
-    def record_change(self, change: TagChange, pool: str) -> None:
+    def record_change(self, change: image_tags.TagChange, pool: str) -> None:
         """Count a change that was recorded in the cluster."""
         self._changes.increment(pool, change.reason)

@@ -34,8 +34,7 @@ from urllib.parse import urlsplit
 from treenail import errors, label_selector
 from treenail.api import decode, machineconfigpool, object_meta
 from treenail.controllers.pools import maintenance_windows
-from treenail.encoding import codec
-from treenail.encoding.json_values import Mismatch
+from treenail.encoding import codec, json_values
 
 API_VERSION = "treenail.io/v1alpha1"
 KIND = "RolloutPolicy"
@@ -227,13 +226,15 @@ def _read_share(value: object) -> PoolShare:
     if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)) and value != "0%":
         return PoolShare(percent=int(match[1]))
     expected = "a count of nodes or a percentage from 1% to 100%"
-    raise Mismatch(problem=f"expected {expected}, found {value!r:.40}")
+    raise json_values.Mismatch(problem=f"expected {expected}, found {value!r:.40}")
 
 
 def _limit_entries(limit: int) -> codec.Via:
     def read(entries: Sequence[object]) -> Sequence[object]:
         if len(entries) > limit:
-            raise Mismatch(problem=f"expected at most {limit} entries, found {len(entries)}")
+            raise json_values.Mismatch(
+                problem=f"expected at most {limit} entries, found {len(entries)}"
+            )
         return entries
 
     return codec.Via(read)
@@ -241,7 +242,7 @@ def _limit_entries(limit: int) -> codec.Via:
 
 def _check_lock_server(server: LockServer) -> LockServer:
     if not _GROUP.fullmatch(server.group):
-        raise Mismatch("letters, digits, dots and dashes", server.group, at=["group"])
+        raise json_values.Mismatch("letters, digits, dots and dashes", server.group, at=["group"])
     return replace(server, url=_normalize_url(server.url))
 
 
@@ -250,9 +251,9 @@ def _check_alerts(alerts: PrometheusAlerts) -> PrometheusAlerts:
     is_list = 0 < len(names) <= MAX_ALERTS and len(set(names)) == len(names)
     if not is_list or not all(0 < len(name) <= _MAX_NAME_CHARS for name in names):
         problem = f"expected 1 to {MAX_ALERTS} different names of alerts"
-        raise Mismatch(problem=problem, at=["names"])
+        raise json_values.Mismatch(problem=problem, at=["names"])
     if alerts.secret and not url.startswith("https://"):
-        raise Mismatch("an https URL, because a token is sent there", url, at=["url"])
+        raise json_values.Mismatch("an https URL, because a token is sent there", url, at=["url"])
     return replace(alerts, url=url)
 
 
@@ -267,13 +268,13 @@ def _normalize_url(text: str) -> str:
     is_plain = text.isprintable() and _URL.fullmatch(text) is not None
     if not (is_usable and is_plain) or len(text) > _MAX_URL_CHARS:
         expected = "an http or https URL without user, query and fragment"
-        raise Mismatch(expected, text, at=["url"])
+        raise json_values.Mismatch(expected, text, at=["url"])
     return text.rstrip("/")
 
 
 def _check_resume(resume: Mapping[str, str]) -> Mapping[str, str]:
     if len(resume) > _MAX_RESUMES or any(len(text) > _MAX_RESUME_CHARS for text in resume.values()):
-        raise Mismatch(
+        raise json_values.Mismatch(
             problem=f"expected at most {_MAX_RESUMES} pools, each with a text of at most "
             f"{_MAX_RESUME_CHARS} characters"
         )
@@ -339,7 +340,7 @@ def _list_waves(fields: _PolicyFields) -> Iterator[Wave]:
         yield Wave(before := canary.nodes, soak_s, canary.node_selector)
     for index, share in enumerate(fields.waves):
         if before is not None and not _is_larger(before, share):
-            raise Mismatch(
+            raise json_values.Mismatch(
                 problem="expected more than in the previous wave, "
                 f"found {share.count or str(share)!r}",
                 remedy="write the total share of updated nodes at the end of each wave",

@@ -15,8 +15,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
 from treenail.config.rendered_name import rendered_name
-from treenail.controllers.pools import pool_status
-from treenail.controllers.pools.expected_writes import ExpectedPools
+from treenail.controllers.pools import expected_writes, pool_status
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
@@ -125,7 +124,7 @@ class RenderController:
         self._configs: informer_set.InformerView[ObservedConfig]
         self._controller_configs: informer_set.InformerView[ControllerConfig]
         self._nodes: informer_set.InformerView[frozenset[str]]
-        self._expected_pools = ExpectedPools()
+        self._expected_pools = expected_writes.ExpectedPools()
         self._lock = threading.Lock()
         self._changed_at: dict[str, float] = {}
         self._reported_warnings: dict[str, tuple[str, ...]] = {}

@@ -23,10 +23,9 @@ from treenail.api import (
     object_meta,
 )
 from treenail.api.ignition.parser import parse_ignition
-from treenail.config import merge, reconcilable, validation
+from treenail.config import merge, reconcilable, validation, wanted_state
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.rendered_name import rendered_name
-from treenail.config.wanted_state import ParsedConfig
 from treenail.controllers.pools import rollout_policy
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
@@ -308,7 +307,7 @@ def _check_reconcilable(
     allowed: frozenset[reconcilable.ValidationOverride],
 ) -> None:
     obstacles = reconcilable.find_irreconcilable_changes(
-        ParsedConfig(current), ParsedConfig(new), allowed=allowed
+        wanted_state.ParsedConfig(current), wanted_state.ParsedConfig(new), allowed=allowed
     )
     if not obstacles:
         return

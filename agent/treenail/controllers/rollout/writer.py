@@ -13,6 +13,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool
 from treenail.controllers.pools import (
+    expected_writes,
     image_tags,
     node_facts,
     pool_membership,
@@ -20,7 +21,6 @@ from treenail.controllers.pools import (
     rollout_policy,
     rollout_record,
 )
-from treenail.controllers.pools.expected_writes import ExpectedNodes
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
 from treenail.kube import api_client, resources
 
@@ -110,7 +110,7 @@ class RolloutWriter:
         self,
         client: api_client.Client,
         clock: clocks.Clock,
-        expected: ExpectedNodes,
+        expected: expected_writes.ExpectedNodes,
         *,
         parallel_map: ParallelMap = map,
         image_key: str = key.DESIRED_OS_IMAGE,

@@ -8,8 +8,7 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from treenail import __version__, clocks, memory
-from treenail.deadline_socket import DeadlineSocket
+from treenail import __version__, clocks, deadline_socket, memory
 
 MAX_BYTES = 4 * memory.MIB
 LIMIT_S = 5.0
@@ -61,7 +60,9 @@ class WebClient:
         deadline = self._clock.monotonic() + self._limit_s
         try:
             connection.connect()
-            connection.sock = DeadlineSocket(connection.sock, self._clock, self._limit_s, deadline)
+            connection.sock = deadline_socket.DeadlineSocket(
+                connection.sock, self._clock, self._limit_s, deadline
+            )
             return self._exchange_request(connection, request, parts.path or "/", parts.query)
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: the resolver cannot encode the host, or a header is no Latin-1.

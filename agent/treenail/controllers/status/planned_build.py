@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import machineconfig, machineconfigpool, machineosbuild, machineosconfig
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import machineconfig, machineconfigpool, machineosbuild, machineosconfig, node
 from treenail.controllers.pools import image_tags, node_facts, os_image
 from treenail.image import build_inputs, input_checks
 
@@ -199,7 +198,7 @@ def _list_inputs(
     config: machineosconfig.MachineOSConfig,
     rendered: machineconfig.MachineConfig,
 ) -> list[build_inputs.BuildInputs]:
-    architectures = sorted(facts.architectures) or [DEFAULT_ARCHITECTURE]
+    architectures = sorted(facts.architectures) or [node.DEFAULT_ARCHITECTURE]
     return [
         build_inputs.BuildInputs.from_objects(config, rendered, architecture)
         for architecture in architectures

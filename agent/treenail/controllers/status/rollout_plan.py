@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from treenail.api import (
+    decode,
     disruptionpolicy,
     machineconfig,
     machineconfigpool,
@@ -15,7 +16,6 @@ from treenail.api import (
     machineosconfig,
     object_meta,
 )
-from treenail.api.decode import Json
 from treenail.config import diff, image_content, reconcilable, wanted_state
 from treenail.controllers.pools import (
     disruption_budgets,
@@ -439,7 +439,7 @@ def format_plans(plans: Sequence[RolloutPlan]) -> Iterator[str]:
         yield from _format_pool(plan)
 
 
-def convert_to_json(plans: Sequence[RolloutPlan]) -> Json:
+def convert_to_json(plans: Sequence[RolloutPlan]) -> decode.Json:
     """Convert the complete plan, with every node."""
     return {
         "pools": [
@@ -448,7 +448,7 @@ def convert_to_json(plans: Sequence[RolloutPlan]) -> Json:
     }
 
 
-def _convert_fields(fields: dict[str, object]) -> Json:
+def _convert_fields(fields: dict[str, object]) -> decode.Json:
     """Spell the names of fields as Kubernetes does: ``nodeCount`` for ``node_count``."""
     return {_convert_name(name): _convert_value(value) for name, value in fields.items()}
 

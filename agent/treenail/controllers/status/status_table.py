@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treenail import clocks, errors
-from treenail.api import machineconfigpool, machineosbuild, machineosconfig, object_meta
-from treenail.api.decode import Json
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
 from treenail.controllers.pools import (
     holders,
     maintenance_windows,
@@ -507,7 +506,7 @@ def build_status_document(
     *,
     now: float,
     leader: leader_status.LeaderReport | None = None,
-) -> Json:
+) -> decode.Json:
     """Build the document with all pools and every node; ``now`` is in seconds since the epoch."""
     return {
         "time": clocks.format_rfc3339(now),
@@ -516,7 +515,7 @@ def build_status_document(
     }
 
 
-def _convert_pool(pool: PoolRow, now: float) -> Json:
+def _convert_pool(pool: PoolRow, now: float) -> decode.Json:
     statuses = {name: condition.status for name, condition in pool.conditions.items()}
     remaining_s = pool.remaining_s
     return {
@@ -558,7 +557,7 @@ def _convert_pool(pool: PoolRow, now: float) -> Json:
     }
 
 
-def _convert_build(build: BuildRow | None) -> Json | None:
+def _convert_build(build: BuildRow | None) -> decode.Json | None:
     if build is None:
         return None
     return {
@@ -569,7 +568,7 @@ def _convert_build(build: BuildRow | None) -> Json | None:
     }
 
 
-def _convert_node(node: NodeRow) -> Json:
+def _convert_node(node: NodeRow) -> decode.Json:
     outage_s = node.out_of_service_s
     return {
         "name": node.name,
@@ -587,12 +586,12 @@ def _convert_node(node: NodeRow) -> Json:
     }
 
 
-def _convert_counts(counts: pool_status.PoolCounts | None) -> Json:
+def _convert_counts(counts: pool_status.PoolCounts | None) -> decode.Json:
     names = "total", "updated", "unavailable", "degraded"
     return {name: None if counts is None else getattr(counts, name) for name in names}
 
 
-def _convert_target(target: node_facts.RolloutTarget) -> Json:
+def _convert_target(target: node_facts.RolloutTarget) -> decode.Json:
     return {"config": target.config, "image": target.image or ""}
 
 

@@ -7,7 +7,7 @@ import logging
 import re
 from dataclasses import replace
 
-from treenail import errors
+from treenail import errors, observations
 from treenail.daemon.checks.signature_policy import find_image_rule
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
 from treenail.host.container.registry import SkopeoClient
@@ -17,12 +17,6 @@ from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import disk_space as spaces
 from treenail.host.system import state_file
 from treenail.host.systemd.systemd import Systemd
-from treenail.observations import (
-    EntryKind,
-    FilesystemSpace,
-    ImageInspection,
-    InspectionProblem,
-)
 from treenail.update.checks import preflight, preflight_reason
 from treenail.update.checks.signature_policy import SignatureRule
 from treenail.update.state import ledger_record as records
@@ -77,7 +71,8 @@ _PROBE_FILE = f"{state_file.STATE_DIRECTORY}/preflight"
 def has_agent_unit(tree: root_directory.Root) -> bool:
     """Return whether the tree of a deployment contains the agent's unit; raises `FileError`."""
     return (
-        path_stat.stat_paths(tree, disk.Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind != EntryKind.NOTHING
+        path_stat.stat_paths(tree, disk.Disk(), (AGENT_UNIT,))[AGENT_UNIT].kind
+        != observations.EntryKind.NOTHING
     )
 
 
@@ -100,7 +95,7 @@ class PreflightChecker:
         self._only_warn = only_warn
         self._has_image_store = has_image_store
         self._warned: frozenset[preflight.PreflightFinding] = frozenset()
-        self._inspections: dict[str, ImageInspection] = {}
+        self._inspections: dict[str, observations.ImageInspection] = {}
 
     def check_image(self, image: str) -> None:
         """Raise `PreflightError` when something would make an update to the image fail.
@@ -161,7 +156,7 @@ class PreflightChecker:
             else None
         )
         inspection = self._inspect_image(image) if image else None
-        if isinstance(inspection, ImageInspection):
+        if isinstance(inspection, observations.ImageInspection):
             self._inspections = {image: inspection}
         return replace(
             self._collect_machine_conditions(
@@ -174,7 +169,7 @@ class PreflightChecker:
     def _collect_machine_conditions(
         self,
         image: str,
-        inspection: ImageInspection | InspectionProblem | None,
+        inspection: observations.ImageInspection | observations.InspectionProblem | None,
         *,
         has_image_store: bool,
     ) -> preflight.PreflightFacts:
@@ -197,7 +192,9 @@ class PreflightChecker:
             ledger_problem=self._probe_ledger(),
         )
 
-    def _inspect_image(self, image: str) -> ImageInspection | InspectionProblem | None:
+    def _inspect_image(
+        self, image: str
+    ) -> observations.ImageInspection | observations.InspectionProblem | None:
         path = self._machine.root.resolve_path(AUTH_FILE)
         auth_file = str(path) if path.exists() else ""
         inspection = self._registry.inspect_image(image, auth_file=auth_file)
@@ -215,7 +212,9 @@ class PreflightChecker:
         except errors.FileError:
             return False
 
-    def _read_space(self, path: str) -> FilesystemSpace | preflight.UnreadableFilesystem | None:
+    def _read_space(
+        self, path: str
+    ) -> observations.FilesystemSpace | preflight.UnreadableFilesystem | None:
         try:
             return spaces.read_filesystem_space(self._machine.root, path)
         except errors.FileError as error:

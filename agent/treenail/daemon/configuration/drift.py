@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from treenail.config import drift_comparison, node_paths, wanted_state
-from treenail.host.filesystem.path_stat import Accounts, stat_paths
+from treenail.host.filesystem import path_stat
 from treenail.host.machine import Machine
 from treenail.host.systemd.unit_files import UnitStateSource
 
@@ -122,8 +122,8 @@ class DriftCheck:
     def _check_paths(
         self, expected_state: ExpectedState, paths: Iterable[str]
     ) -> Iterator[drift_comparison.Drift]:
-        accounts = Accounts(self._files)
-        for path, entry in stat_paths(self._root, self._disk, paths).items():
+        accounts = path_stat.Accounts(self._files)
+        for path, entry in path_stat.stat_paths(self._root, self._disk, paths).items():
             yield from drift_comparison.compare_entry(
                 expected_state.entries[path], accounts.name_owner(entry)
             )

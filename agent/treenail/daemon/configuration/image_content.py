@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from treenail import observations, unit_install
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.host.filesystem import atomic_files, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.filesystem.path_stat import GROUP_FILES, PASSWD_FILES, Accounts
-from treenail.host.filesystem.root_directory import open_booted_tree
 from treenail.host.machine import Machine
 from treenail.host.systemd import unit_files
-from treenail.observations import EntryKind, PathEntry
-from treenail.unit_install import find_template_name
 
 if TYPE_CHECKING:
     # This import would load all decisions.
@@ -27,7 +24,7 @@ class DeploymentImages:
 
     def read_booted(self, wanted: wanted_state.WantedState) -> image_content.ImageContent:
         """Read the image that is booted, without the local changes of /etc."""
-        return read_image_content(open_booted_tree(self._machine.root), wanted)
+        return read_image_content(root_directory.open_booted_tree(self._machine.root), wanted)
 
     def read_staged(
         self, staged_id: str, wanted: wanted_state.WantedState
@@ -45,8 +42,8 @@ def list_tree_paths(wanted: wanted_state.WantedState) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(
             (
-                *PASSWD_FILES,
-                *GROUP_FILES,
+                *path_stat.PASSWD_FILES,
+                *path_stat.GROUP_FILES,
                 f"{node_paths.UNIT_DIRECTORY}/",
                 *_list_vendor_paths(wanted.units),
                 *image_content.list_image_paths(wanted),
@@ -61,7 +58,7 @@ def read_image_content(
     """Read what the config needs of the tree of a deployment; raises `HostError`."""
     disk = Disk()
     files = atomic_files.HostFiles(tree, disk)
-    accounts, units = Accounts(files), unit_files.UnitFileReader(files)
+    accounts, units = path_stat.Accounts(files), unit_files.UnitFileReader(files)
     paths = image_content.list_image_paths(wanted)
     stats = path_stat.stat_paths(tree, disk, paths)
     prefix = str(tree.prefix)
@@ -77,8 +74,8 @@ def read_image_content(
 
 
 def _find_vendor_entries(
-    tree: root_directory.Root, disk: Disk, accounts: Accounts, paths: Sequence[str]
-) -> Iterator[tuple[str, PathEntry]]:
+    tree: root_directory.Root, disk: Disk, accounts: path_stat.Accounts, paths: Sequence[str]
+) -> Iterator[tuple[str, observations.PathEntry]]:
     """Yield the first entry below /usr for each path of a unit file or drop-in below /etc."""
     candidates = {
         path: [
@@ -92,7 +89,9 @@ def _find_vendor_entries(
         tree, disk, [candidate for listed in candidates.values() for candidate in listed]
     )
     for path, listed in candidates.items():
-        present = (stats[entry] for entry in listed if stats[entry].kind != EntryKind.NOTHING)
+        present = (
+            stats[entry] for entry in listed if stats[entry].kind != observations.EntryKind.NOTHING
+        )
         vendor_entry = next(present, None)
         if vendor_entry is not None:
             yield path, accounts.name_owner(vendor_entry)
@@ -100,6 +99,6 @@ def _find_vendor_entries(
 
 def _list_vendor_paths(units: Iterable[str]) -> Iterator[str]:
     for unit in units:
-        for name in filter(None, (unit, find_template_name(unit))):
+        for name in filter(None, (unit, unit_install.find_template_name(unit))):
             for directory in unit_files.VENDOR_SEARCH_PATH:
                 yield from (f"{directory}/{name}", f"{directory}/{name}.d/")

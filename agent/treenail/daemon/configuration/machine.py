@@ -13,17 +13,15 @@ from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
 
-from treenail import errors
+from treenail import errors, observations
 from treenail.api import decode, machineconfig
 from treenail.config import image_content, node_paths, wanted_state
-from treenail.daemon.configuration import step_runner
-from treenail.daemon.configuration.mcd_state import CURRENT_CONFIG
+from treenail.daemon.configuration import mcd_state, step_runner
 from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import PathChange
 from treenail.host.systemd import unit_files
-from treenail.observations import EntryKind, PathEntry
 from treenail.update.steps import inventory, step_types
 from treenail.update.steps.plan import StepPlan, plan_steps
 
@@ -91,7 +89,9 @@ class MachineInspector:
         dropped = old.paths - owned
         restorable = self._backups.list_paths() | self._backups.find_vendor_paths(dropped)
         # A path below a symlink that this plan removes will not be in the target of that link.
-        removed_links = tuple(f"{path}/" for path in dropped if stats[path].kind == EntryKind.LINK)
+        removed_links = tuple(
+            f"{path}/" for path in dropped if stats[path].kind == observations.EntryKind.LINK
+        )
         resolved = {
             path
             for path in {*stats, *restorable}
@@ -116,12 +116,12 @@ class MachineInspector:
         )
 
     def _read_mcd_ownership(self) -> inventory.Ownership:
-        content = self._files.read_file(CURRENT_CONFIG, limit=inventory.OWNERSHIP_LIMIT)
+        content = self._files.read_file(mcd_state.CURRENT_CONFIG, limit=inventory.OWNERSHIP_LIMIT)
         if content is None:
             return inventory.Ownership()
         digest = hashlib.sha256(content).digest()
         if digest != self._mcd_ownership[0]:
-            where = str(self._root.resolve_path(CURRENT_CONFIG))
+            where = str(self._root.resolve_path(mcd_state.CURRENT_CONFIG))
             config = machineconfig.MachineConfig.from_json(decode.load_json(content, where=where))
             wanted = wanted_state.read_wanted_state(config)
             self._mcd_ownership = digest, inventory.compute_ownership(config.name, wanted)
@@ -129,7 +129,7 @@ class MachineInspector:
 
     def _find_pristine(
         self,
-        stats: Mapping[str, PathEntry],
+        stats: Mapping[str, observations.PathEntry],
         states: Mapping[str, str],
         provided: frozenset[str],
     ) -> frozenset[str]:
@@ -165,7 +165,7 @@ class MachineInspector:
         return {path: entry for path, entry in entries.items() if entry != path}
 
     def _find_hard_links(
-        self, new: wanted_state.WantedState, stats: Mapping[str, PathEntry]
+        self, new: wanted_state.WantedState, stats: Mapping[str, observations.PathEntry]
     ) -> frozenset[str]:
         links = [link for link in new.links.values() if link.is_hard]
         targets = path_stat.stat_paths(self._root, self._disk, [link.target for link in links])

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping
 
 from treenail import errors
 from treenail.api import annotations as key
-from treenail.api.machineconfig import MachineConfig
+from treenail.api import machineconfig
 from treenail.daemon.configuration import config_cache, mcd_state
 from treenail.host.filesystem import atomic_files, entries, root_directory
 from treenail.host.rollback import backups, transaction, undo_log
 from treenail.host.system import state_file
-from treenail.update.state.ledger_record import LedgerRecord, Target
+from treenail.update.state import ledger_record
 from treenail.update.steps.inventory import OWNERSHIP_FILE
 
 HANDED_BACK_LEDGER = f"{state_file.LEDGER_PATH}.handed-back"
 
 
-def check_handback(record: LedgerRecord) -> None:
+def check_handback(record: ledger_record.LedgerRecord) -> None:
     """Raise `UsageError` for a node that cannot be handed back now."""
     if not record.current.config:
         raise errors.UsageError("cannot hand back this node: its ledger has no current config")
@@ -34,7 +34,7 @@ def check_handback(record: LedgerRecord) -> None:
 
 
 def hand_back_node(
-    root: root_directory.Root, config: MachineConfig, current: Target
+    root: root_directory.Root, config: machineconfig.MachineConfig, current: ledger_record.Target
 ) -> tuple[str, ...]:
     """Write the MCD's files and remove ours, atomically; return the changed paths.
 
@@ -53,7 +53,7 @@ def hand_back_node(
 
 
 def _compute_changes(
-    root: root_directory.Root, config: MachineConfig, current: Target
+    root: root_directory.Root, config: machineconfig.MachineConfig, current: ledger_record.Target
 ) -> Iterator[undo_log.PathChange]:
     files = atomic_files.HostFiles(root)
     document = json.dumps(config.to_json()).encode()
@@ -81,7 +81,7 @@ def _compute_changes(
 
 
 def compute_handback_annotations(
-    present: Mapping[str, str], current: Target
+    present: Mapping[str, str], current: ledger_record.Target
 ) -> dict[str, str | None]:
     """Return the changes of the Node's annotations; None removes one.
 

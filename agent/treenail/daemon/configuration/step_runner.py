@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from treenail import errors
+from treenail import errors, observations
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths
 from treenail.daemon.configuration import trust_store
 from treenail.host.filesystem import entries, path_stat
-from treenail.host.filesystem.path_stat import Accounts
 from treenail.host.machine import Machine
 from treenail.host.rollback import undo_log
 from treenail.host.systemd import unit_files
-from treenail.observations import EntryKind
 from treenail.update.steps import inventory, plan, step_types
 
 if TYPE_CHECKING:
@@ -40,13 +38,13 @@ class StepRunner:
         self._files = machine.labelled_files
         self._backups = machine.backups
         self._units = unit_files.UnitFileReader(self._files)
-        self._accounts = Accounts(self._files)
+        self._accounts = path_stat.Accounts(self._files)
         self._services = services
         self._trust_store = trust_store.TrustStore(machine)
 
     def check_owners(self, steps: Sequence[step_types.ConfigStep]) -> None:
         """Raise `FileError` for owners that the machine has no account for."""
-        self._accounts = Accounts(self._files)
+        self._accounts = path_stat.Accounts(self._files)
         for step in steps:
             if isinstance(
                 step, step_types.WriteFile | step_types.MakeDirectory | step_types.MakeLink
@@ -277,12 +275,12 @@ class StepRunner:
     def _build_relabelled_entry(self, path: str) -> entries.Entry:
         """Return the existing entry; creating it again gives it the policy's SELinux label."""
         stat = path_stat.stat_paths(self._root, self._disk, [path])[path]
-        if stat.kind == EntryKind.DIRECTORY:
+        if stat.kind == observations.EntryKind.DIRECTORY:
             return entries.DirectoryEntry(stat.mode, stat.uid, stat.gid)
-        if stat.kind == EntryKind.LINK:
+        if stat.kind == observations.EntryKind.LINK:
             return entries.SymlinkEntry(stat.target, stat.uid, stat.gid)
         content = self._files.read_file(path, limit=_LIMIT)
-        if content is None or stat.kind != EntryKind.FILE:
+        if content is None or stat.kind != observations.EntryKind.FILE:
             raise errors.FileError(f"cannot relabel {path}: it is {stat.kind} now")
         return entries.FileEntry(lambda: content, stat.mode, stat.uid, stat.gid)
 

@@ -9,11 +9,10 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 
-from treenail import errors
+from treenail import deployment_change, errors
 from treenail.config import image_content
 from treenail.daemon.reconcile import context, os_transaction, planning, update_ledger
 from treenail.daemon.reconcile.boot_trial import BootTrialRunner, pin_booted, unpin_retained
-from treenail.deployment_change import DeploymentChange
 from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
@@ -248,7 +247,7 @@ class ActionRunner:
         self._ledger.save_record(replace(self._ledger.record, update=staged_update))
         log.info("staged %s, locked", target, extra={"message_id": MessageId.STAGED})
 
-    def _stage_change(self, change: DeploymentChange) -> bool:
+    def _stage_change(self, change: deployment_change.DeploymentChange) -> bool:
         """Check, pull and stage the change, locked; return False if the next pass decides again.
 
         That is after waiting for another transaction, and after a verdict that ended ours.

@@ -16,7 +16,6 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.credentials import CredentialSync
 from treenail.host.container.registry import is_unauthorized
 from treenail.host.ostree import deployments
-from treenail.host.ostree.deployments import OSBackend, TransactionVerdict, TransactionWatch
 from treenail.log import MessageId
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.decision import decide, decide_idle, node_state, user_requests
@@ -45,21 +44,21 @@ class TransactionStep:
         self._status_file = status_file
         self._stop = stop
         self._reporter = ProgressReporter(interfaces.cluster.write_progress, interfaces.clock)
-        self._verdict = TransactionVerdict.CONTINUE
+        self._verdict = deployments.TransactionVerdict.CONTINUE
 
     @property
     def has_ended_transaction(self) -> bool:
         """True if the last verdict cancelled the transaction of the last watch, or left it."""
-        return self._verdict is not TransactionVerdict.CONTINUE
+        return self._verdict is not deployments.TransactionVerdict.CONTINUE
 
-    def make_watch(self, record: LedgerRecord) -> TransactionWatch:
+    def make_watch(self, record: LedgerRecord) -> deployments.TransactionWatch:
         """Return the watch of a transaction for the update, or the pre-staging, of the record."""
-        self._verdict = TransactionVerdict.CONTINUE
+        self._verdict = deployments.TransactionVerdict.CONTINUE
         return partial(self.run, record)
 
     def run(
         self, record: LedgerRecord, progress: deployments.TransactionProgress
-    ) -> TransactionVerdict:
+    ) -> deployments.TransactionVerdict:
         """Show the progress, do what cannot wait for the end, and return the verdict."""
         # systemd restarts an agent whose main thread is silent (WatchdogSec=).
         self._status_file.send_heartbeat()
@@ -73,14 +72,14 @@ class TransactionStep:
         self._verdict = self._decide_verdict(record)
         return self._verdict
 
-    def _decide_verdict(self, record: LedgerRecord) -> TransactionVerdict:
+    def _decide_verdict(self, record: LedgerRecord) -> deployments.TransactionVerdict:
         # The OS daemon or systemd runs the transaction, which outlives the agent. The next start
         # joins it.
         if self._stop.is_set():
-            return TransactionVerdict.DETACH
+            return deployments.TransactionVerdict.DETACH
         if not self._is_requested(record):
-            return TransactionVerdict.CANCEL
-        return TransactionVerdict.CONTINUE
+            return deployments.TransactionVerdict.CANCEL
+        return deployments.TransactionVerdict.CONTINUE
 
     def _is_requested(self, record: LedgerRecord) -> bool:
         """Return whether the cluster still requests the target, and no user cancelled the update.
@@ -131,7 +130,9 @@ class ProgressReporter:
             self._not_before = float("inf")
 
 
-def wait_while_busy(error: errors.BusyError, os: OSBackend, watch: TransactionWatch) -> None:
+def wait_while_busy(
+    error: errors.BusyError, os: deployments.OSBackend, watch: deployments.TransactionWatch
+) -> None:
     """Wait until the transaction that ``error`` is about ends; raise it when that is impossible.
 
     A program that holds the sysroot lock outside a transaction emits no signal when it releases

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from treenail import errors
-from treenail.deployment_change import DeploymentChange
+from treenail import deployment_change, errors
 from treenail.encoding import json_text
 from treenail.host.bootc.progress import read_progress
 from treenail.host.bootc.status import BootcStatus, parse_status
@@ -128,7 +127,7 @@ class BootcBackend:
         )
 
     def stage_deployment(
-        self, change: DeploymentChange, *, watch: deployments.TransactionWatch
+        self, change: deployment_change.DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Pull the image to this host; it is not deployed, so that no reboot can boot it.
 
@@ -136,7 +135,7 @@ class BootcBackend:
         that bootc cannot make, or when another image is staged; `TransactionError`;
         `CancelledError`, also when the watcher detached and the pull continues.
         """
-        if change != DeploymentChange(image=change.image):
+        if change != deployment_change.DeploymentChange(image=change.image):
             raise errors.HostError(
                 "bootc can change only the image of an installed host; requested: "
                 f"{replace(change, image='')}",

@@ -13,13 +13,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from treenail import clocks, errors, process
+from treenail import clocks, errors, observations, process
 from treenail.encoding import json_text
 from treenail.host.container import registry
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.ostree.deployments import TransactionProgress
 from treenail.host.systemd.transient import UnsandboxedRunner
-from treenail.observations import ImageInspection
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Podman:
     def read_layer_sizes(self, image: str) -> dict[str, int]:
         """Return the bytes of each layer by digest, from the registry; empty if unknown."""
         match self._registry.inspect_image(image, auth_file=self._find_auth_file()):
-            case ImageInspection(layers=layers):
+            case observations.ImageInspection(layers=layers):
                 return {layer.digest: layer.size_bytes for layer in layers}
             case _:
                 return {}

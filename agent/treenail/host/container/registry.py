@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from treenail import clocks, errors, process, retry, sanitize
+from treenail import clocks, errors, observations, process, retry, sanitize
 from treenail.encoding import json_text
-from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ class SkopeoClient:
 
     def inspect_image(
         self, image: str, *, auth_file: str = ""
-    ) -> ImageInspection | InspectionProblem | None:
+    ) -> observations.ImageInspection | observations.InspectionProblem | None:
         """Inspect the image with this pull spec; return None if skopeo is not installed.
 
         ``auth_file`` holds the pull secret; skopeo's arguments, visible in /proc, contain none.
@@ -126,15 +125,17 @@ def _is_outage(error: BaseException) -> bool:
     )
 
 
-def _classify_error(error: errors.CommandError) -> InspectionProblem:
+def _classify_error(error: errors.CommandError) -> observations.InspectionProblem:
     if not error.stderr:
         is_timeout = isinstance(error, errors.CommandTimeoutError)
-        return InspectionProblem("RegistryTimeout" if is_timeout else "RegistryFailed", str(error))
+        return observations.InspectionProblem(
+            "RegistryTimeout" if is_timeout else "RegistryFailed", str(error)
+        )
     kind = _classify_text(error.stderr)
     if kind == "CertificateTime":
         early = " is before " in error.stderr.lower()
         kind = "ClockBehindCertificate" if early else "RegistryCertificateExpired"
-    return InspectionProblem(kind or "RegistryFailed", _shorten_message(error.stderr))
+    return observations.InspectionProblem(kind or "RegistryFailed", _shorten_message(error.stderr))
 
 
 def _classify_text(text: str) -> str:
@@ -149,20 +150,22 @@ def _shorten_message(text: str) -> str:
     return message if len(message) <= _MESSAGE_LIMIT else "…" + message[-_MESSAGE_LIMIT:]
 
 
-def _parse_inspection(output: bytes) -> ImageInspection | InspectionProblem:
+def _parse_inspection(
+    output: bytes,
+) -> observations.ImageInspection | observations.InspectionProblem:
     try:
         document: object = json_text.parse_json(output)
     except ValueError:
         document = None
     if not isinstance(document, dict):
         shown = sanitize.sanitize_text(output[:_MESSAGE_LIMIT].decode("utf-8", "replace"))
-        return InspectionProblem(
+        return observations.InspectionProblem(
             "RegistryFailed",
             f"cannot inspect the image: skopeo printed {shown!r}, not a JSON object",
         )
     # An old skopeo prints Layers alone, without sizes.
     labels, layers = document.get("Labels"), document.get("LayersData")
-    return ImageInspection(
+    return observations.ImageInspection(
         architecture=_get_text(document, "Architecture"),
         created=_parse_time(_get_text(document, "Created")),
         layers=tuple(_parse_layer(layer) for layer in layers) if isinstance(layers, list) else (),
@@ -192,10 +195,10 @@ def _parse_platform(entry: Json) -> str:
     return sanitize.sanitize_text(named, limit=_PLATFORM_LIMIT)
 
 
-def _parse_layer(layer: object) -> ImageLayer:
+def _parse_layer(layer: object) -> observations.ImageLayer:
     document = layer if isinstance(layer, dict) else {}
     size = document.get("Size")
-    return ImageLayer(
+    return observations.ImageLayer(
         _get_text(document, "Digest"), size if isinstance(size, int) and size > 0 else 0
     )
 

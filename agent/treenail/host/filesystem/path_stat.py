@@ -6,24 +6,28 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from treenail.errors import FileError
+from treenail import errors, observations
 from treenail.host.filesystem import atomic_files, root_directory
-from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
-from treenail.observations import ABSENT_ENTRY, EntryKind, PathEntry
 
 _KINDS = {
-    stat.S_IFREG: EntryKind.FILE,
-    stat.S_IFDIR: EntryKind.DIRECTORY,
-    stat.S_IFLNK: EntryKind.LINK,
+    stat.S_IFREG: observations.EntryKind.FILE,
+    stat.S_IFDIR: observations.EntryKind.DIRECTORY,
+    stat.S_IFLNK: observations.EntryKind.LINK,
 }
-_IRREPLACEABLE = {stat.S_IFDIR: EntryKind.DIRECTORY, stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+_IRREPLACEABLE = {
+    stat.S_IFDIR: observations.EntryKind.DIRECTORY,
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+}
 _CHUNK = 1024 * 1024
 
 
-def stat_paths(root: root_directory.Root, disk: Disk, paths: Iterable[str]) -> dict[str, PathEntry]:
+def stat_paths(
+    root: root_directory.Root, disk: Disk, paths: Iterable[str]
+) -> dict[str, observations.PathEntry]:
     """Return the state of each path below the root; raise `FileError`."""
-    states: dict[str, PathEntry] = {}
+    states: dict[str, observations.PathEntry] = {}
     for path, entry in resolve_entries(root, paths).items():
         try:
             states[path] = _stat_entry(disk, entry)
@@ -69,24 +73,26 @@ def resolve_entries(root: root_directory.Root, paths: Iterable[str]) -> dict[str
     return entries
 
 
-def _stat_entry(disk: Disk, entry: str) -> PathEntry:
+def _stat_entry(disk: Disk, entry: str) -> observations.PathEntry:
     try:
         status = disk.lstat(entry)
     except (FileNotFoundError, NotADirectoryError):
-        return ABSENT_ENTRY
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), EntryKind.OTHER)
+        return observations.ABSENT_ENTRY
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), observations.EntryKind.OTHER)
     label = expected_label = ""
     if disk.labels is not None:
         present = disk.read_label(entry)
         label = _decode_label(present)
         expected_label = _decode_label(disk.decide_label(entry, status, present))
-    return PathEntry(
+    return observations.PathEntry(
         kind=kind,
         mode=stat.S_IMODE(status.st_mode),
         uid=status.st_uid,
         gid=status.st_gid,
-        sha256=_compute_digest(disk, entry, status.st_size) if kind == EntryKind.FILE else "",
-        target=disk.readlink(entry) if kind == EntryKind.LINK else "",
+        sha256=_compute_digest(disk, entry, status.st_size)
+        if kind == observations.EntryKind.FILE
+        else "",
+        target=disk.readlink(entry) if kind == observations.EntryKind.LINK else "",
         inode=(status.st_dev, status.st_ino),
         label=label,
         expected_label=expected_label,
@@ -120,7 +126,7 @@ GROUP_FILES = ("/etc/group", "/usr/lib/group")
 class Accounts:
     """Names and IDs of users and groups, read once. Raises `FileError`."""
 
-    def __init__(self, files: HostFiles) -> None:
+    def __init__(self, files: atomic_files.HostFiles) -> None:
         self._users = _read_numbers(files, PASSWD_FILES)
         self._groups = _read_numbers(files, GROUP_FILES)
         self._user_names = _invert_numbers(self._users)
@@ -137,7 +143,7 @@ class Accounts:
         """Return the GID of a group name; return a GID unchanged."""
         return _find_number(group, self._groups, "group")
 
-    def name_owner(self, entry: PathEntry) -> PathEntry:
+    def name_owner(self, entry: observations.PathEntry) -> observations.PathEntry:
         """Return the entry with the names of its user and group, where they have names."""
         return replace(
             entry,
@@ -151,7 +157,7 @@ def _invert_numbers(numbers: dict[str, int]) -> dict[int, str]:
     return {number: name for name, number in reversed(numbers.items())}
 
 
-def _read_numbers(files: HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
+def _read_numbers(files: atomic_files.HostFiles, paths: tuple[str, ...]) -> dict[str, int]:
     """Map names to IDs; the first file has precedence."""
     numbers: dict[str, int] = {}
     for path in paths:
@@ -169,7 +175,7 @@ def _find_number(name: int | str, numbers: Mapping[str, int], kind: str) -> int:
     if name == "root":
         return 0
     if name not in numbers:
-        raise FileError(
+        raise errors.FileError(
             f"there is no {kind} {name} on this machine",
             remedy=f"use the ID of the {kind}, or create it with a sysusers.d file",
         )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from treenail import sanitize
-from treenail.deployment_change import DeploymentChange
+from treenail import deployment_change, sanitize
 from treenail.encoding import json_text
 from treenail.host.filesystem.root_directory import Root
 
@@ -222,7 +221,9 @@ class OSBackend(Protocol):
     def read_deployments(self) -> DeploymentStatus:
         """Read the deployments from the back end, without a cache."""
 
-    def stage_deployment(self, change: DeploymentChange, *, watch: TransactionWatch) -> None:
+    def stage_deployment(
+        self, change: deployment_change.DeploymentChange, *, watch: TransactionWatch
+    ) -> None:
         """Stage the change as a locked deployment; do nothing when it is already staged.
 
         Calls ``watch`` at least once a second; its result says whether to continue. Raises

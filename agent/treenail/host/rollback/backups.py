@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail import errors
+from treenail import errors, observations
 from treenail.encoding import codec, json_text
 from treenail.host.filesystem import atomic_files, entries, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.rollback import undo_log
-from treenail.observations import EntryKind
 
 BACKUP_DIRECTORY = "/var/lib/treenail/original"
 _SUFFIX = ".original"
@@ -134,14 +133,14 @@ class FileBackups:
         state = path_stat.stat_paths(self._root, self._disk, [path])[path]
         xattrs: dict[str, str] = {}
         content = b""
-        if state.kind in {EntryKind.FILE, EntryKind.DIRECTORY}:
+        if state.kind in {observations.EntryKind.FILE, observations.EntryKind.DIRECTORY}:
             attributes = entries.EntryWriter(self._disk).describe_directory(
                 self._root.resolve_entry(path)
             )
             xattrs = undo_log.encode_xattrs(attributes.xattrs or {})
-            if state.kind == EntryKind.FILE:
+            if state.kind == observations.EntryKind.FILE:
                 content = self._files.read_file(path, limit=_LIMIT) or b""
-        elif state.kind != EntryKind.LINK:
+        elif state.kind != observations.EntryKind.LINK:
             raise errors.FileError(f"cannot back up {path}: it is {state.kind}")
         named = "" if _has_short_name(f"{path}{_SUFFIX}") else path
         header = _BackupHeader(
@@ -153,9 +152,9 @@ class FileBackups:
 def _parse_copy(copy: bytes, path: str) -> entries.Entry:
     header, content = _parse_header(copy, path), copy.partition(b"\n")[2]
     xattrs = undo_log.decode_xattrs(header.xattrs)
-    if header.kind == EntryKind.LINK:
+    if header.kind == observations.EntryKind.LINK:
         return entries.SymlinkEntry(header.target, header.uid, header.gid)
-    if header.kind == EntryKind.DIRECTORY:
+    if header.kind == observations.EntryKind.DIRECTORY:
         return entries.DirectoryEntry(header.mode, header.uid, header.gid, xattrs)
     return entries.FileEntry(lambda: content, header.mode, header.uid, header.gid, xattrs)
 

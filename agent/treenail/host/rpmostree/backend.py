@@ -10,18 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, assert_never
 
-from treenail import errors
-from treenail.deployment_change import DeploymentChange
+from treenail import deployment_change, errors
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import admin, deployments, sysroot
 from treenail.host.rpmostree import client
-from treenail.host.rpmostree.client import (
-    TransactionDetached,
-    TransactionFinished,
-    TransactionLost,
-    TransactionTimedOut,
-)
 from treenail.host.system import kernel
 from treenail.host.systemd import system_bus
 
@@ -85,7 +78,7 @@ class ExpectedDeployment:
 
 
 def compute_expected(
-    booted: deployments.OstreeDeployment, change: DeploymentChange
+    booted: deployments.OstreeDeployment, change: deployment_change.DeploymentChange
 ) -> ExpectedDeployment:
     """Return the deployment that the change derives from the booted one."""
     return ExpectedDeployment(
@@ -159,7 +152,7 @@ class RpmOstreeBackend:
         )
 
     def stage_deployment(
-        self, change: DeploymentChange, *, watch: deployments.TransactionWatch
+        self, change: deployment_change.DeploymentChange, *, watch: deployments.TransactionWatch
     ) -> None:
         """Stage all of the change in one locked deployment.
 
@@ -220,10 +213,14 @@ class RpmOstreeBackend:
                 raise
             return True
         match outcome:
-            case TransactionFinished() | TransactionDetached() | TransactionLost():
+            case (
+                client.TransactionFinished()
+                | client.TransactionDetached()
+                | client.TransactionLost()
+            ):
                 log.info("waited for %s of another client", transaction.method)
                 return True
-            case TransactionTimedOut(reason=reason):
+            case client.TransactionTimedOut(reason=reason):
                 description = self._client.describe_transaction(transaction)
                 raise errors.BusyError(
                     f"rpm-ostree is busy with {description}: {reason}",
@@ -321,7 +318,7 @@ class RpmOstreeBackend:
         self,
         status: deployments.DeploymentStatus,
         expected: ExpectedDeployment,
-        change: DeploymentChange,
+        change: deployment_change.DeploymentChange,
     ) -> None:
         """Raise `HostError` if the pending deployment differs from the one to stage."""
         pending = status.pending
@@ -348,7 +345,7 @@ class RpmOstreeBackend:
 
     def _update_deployment(
         self,
-        change: DeploymentChange,
+        change: deployment_change.DeploymentChange,
         booted: deployments.OstreeDeployment,
         watch: deployments.TransactionWatch,
     ) -> None:
@@ -388,7 +385,7 @@ class RpmOstreeBackend:
             options["idempotent-layering"] = True
         # rpm-ostree refuses to rebase to the booted image.
         if change.image and compute_expected(
-            booted, DeploymentChange(change.image)
+            booted, deployment_change.DeploymentChange(change.image)
         ).list_differences(booted):
             scheme = _SIGNED if self._needs_signature(change.image) else _REGISTRY
             modifiers["set-refspec"] = scheme + change.image
@@ -410,7 +407,7 @@ class RpmOstreeBackend:
         )
 
     def _set_kernel_arguments(
-        self, change: DeploymentChange, watch: deployments.TransactionWatch
+        self, change: deployment_change.DeploymentChange, watch: deployments.TransactionWatch
     ) -> None:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
         # KernelArgs replaces the whole command line: start from that of the pending deployment.
@@ -468,7 +465,9 @@ class RpmOstreeBackend:
         except errors.HostError as error:
             log.warning("cannot drop the result of the failed transaction: %s", error)
 
-    def _verify_staged(self, expected: ExpectedDeployment, change: DeploymentChange) -> None:
+    def _verify_staged(
+        self, expected: ExpectedDeployment, change: deployment_change.DeploymentChange
+    ) -> None:
         """Log the staged deployment; drop it and raise if it differs from the change."""
         status = self.read_deployments()
         deployment = status.pending or status.booted

@@ -10,10 +10,9 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from treenail.errors import FileError
+from treenail import errors, observations
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system import resources, state_file
-from treenail.observations import FilesystemSpace
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ RESERVATION_SIZE = 4 * 1024 * 1024
 
 def read_filesystem_space(
     root: Root, path: str, *, mountinfo: Path = MOUNTINFO
-) -> FilesystemSpace | None:
+) -> observations.FilesystemSpace | None:
     """Read the space of the filesystem at ``path``; None if the path does not exist.
 
     Raises `FileError`.
@@ -42,8 +41,8 @@ def read_filesystem_space(
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FileError(f"{error.strerror}") from error
-    return FilesystemSpace(
+        raise errors.FileError(f"{error.strerror}") from error
+    return observations.FilesystemSpace(
         path=path,
         device=device,
         free_bytes=usage.free_bytes,
@@ -173,12 +172,12 @@ class SpaceReservation:
                 os.posix_fallocate(descriptor, 0, RESERVATION_SIZE)
             finally:
                 os.close(descriptor)
-        except (OSError, FileError) as error:
+        except (OSError, errors.FileError) as error:
             log.warning("cannot reserve disk space for a rollback: %s", error)
 
     def release_space(self) -> None:
         """Release the space, if it is reserved."""
         try:
             self._root.resolve_path(RESERVATION_PATH).unlink(missing_ok=True)
-        except (OSError, FileError) as error:
+        except (OSError, errors.FileError) as error:
             log.warning("cannot release the disk space reserved for a rollback: %s", error)

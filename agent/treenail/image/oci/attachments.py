@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from treenail import oci_content
-from treenail.api import decode
-from treenail.api.pullspec import parse_pull_spec
+from treenail.api import decode, pullspec
 from treenail.encoding import codec
 from treenail.image.oci import documents
 
@@ -218,7 +217,7 @@ def make_statement(provenance: BuildProvenance) -> bytes:
 
 
 def _describe_material(pull_spec: str) -> Mapping[str, object]:
-    spec = parse_pull_spec(pull_spec, where="material")
+    spec = pullspec.parse_pull_spec(pull_spec, where="material")
     return {
         "uri": f"docker://{spec.registry}/{spec.repository}",
         "digest": _split_digest(spec.digest),

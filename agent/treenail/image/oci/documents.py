@@ -7,16 +7,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from treenail import errors, oci_content
 from treenail.api.decode import Json
-from treenail.errors import ConfigError
 from treenail.image.config_layer import ConfigLayer
-from treenail.oci_content import (
-    DOCKER_LIST,
-    DOCKER_MANIFEST,
-    OCI_INDEX,
-    OCI_MANIFEST,
-    compute_digest,
-)
 
 MACHINE_CONFIG = "machineconfig"
 POOL = "machineconfigpool"
@@ -58,10 +51,13 @@ def merge_labels(base: Mapping[str, object], labels: Mapping[str, str]) -> dict[
 
 
 _LAYER_TYPES = {
-    OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
-    DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+    oci_content.OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
+    oci_content.DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
 }
-_LIST_TYPES = {OCI_MANIFEST: OCI_INDEX, DOCKER_MANIFEST: DOCKER_LIST}
+_LIST_TYPES = {
+    oci_content.OCI_MANIFEST: oci_content.OCI_INDEX,
+    oci_content.DOCKER_MANIFEST: oci_content.DOCKER_LIST,
+}
 _CREATED_BY = "treenail: files and units of the config"
 
 
@@ -77,12 +73,12 @@ class ImageDocuments:
     @property
     def digest(self) -> str:
         """The digest of the manifest."""
-        return compute_digest(self.manifest)
+        return oci_content.compute_digest(self.manifest)
 
     @property
     def config_digest(self) -> str:
         """The digest of the config."""
-        return compute_digest(self.config)
+        return oci_content.compute_digest(self.config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ def append_layer(
     """
     document, described = _load(manifest, "manifest"), _load(config, "config")
     if media_type not in _LAYER_TYPES:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot append a layer to an image of the media type {media_type!r:.100}",
             remedy=f"use a base with a manifest of the type {' or '.join(_LAYER_TYPES)}",
         )
@@ -136,14 +132,14 @@ def append_layer(
     layer_type = _LAYER_TYPES[media_type]
     config_entry = document.get("config")
     if not isinstance(config_entry, dict):
-        raise ConfigError("cannot append a layer: the manifest names no config")
+        raise errors.ConfigError("cannot append a layer: the manifest names no config")
     new_manifest = encode(
         {
             **document,
             "mediaType": media_type,
             "config": {
                 "mediaType": config_entry.get("mediaType"),
-                "digest": compute_digest(new_config),
+                "digest": oci_content.compute_digest(new_config),
                 "size": len(new_config),
             },
             "layers": [
@@ -160,9 +156,15 @@ def make_index(instances: Iterable[ImageInstance]) -> tuple[str, bytes]:
     ordered = sorted(instances, key=lambda instance: (instance.architecture, instance.variant))
     architectures = [(instance.architecture, instance.variant) for instance in ordered]
     if not ordered or len(set(architectures)) != len(architectures):
-        raise ConfigError("cannot make a list of manifests: expected one image per architecture")
+        raise errors.ConfigError(
+            "cannot make a list of manifests: expected one image per architecture"
+        )
     kinds = {instance.media_type for instance in ordered}
-    media_type = _LIST_TYPES[DOCKER_MANIFEST] if kinds == {DOCKER_MANIFEST} else OCI_INDEX
+    media_type = (
+        _LIST_TYPES[oci_content.DOCKER_MANIFEST]
+        if kinds == {oci_content.DOCKER_MANIFEST}
+        else oci_content.OCI_INDEX
+    )
     manifests = []
     for instance in ordered:
         platform = {"architecture": instance.architecture, "os": "linux"}
@@ -200,7 +202,7 @@ def encode(document: Mapping[str, object]) -> bytes:
     try:
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     except RecursionError as error:
-        raise ConfigError(
+        raise errors.ConfigError(
             "cannot write the manifest or the config of an image: it is nested too deeply",
             remedy="use a base image whose documents are nested less",
         ) from error
@@ -212,7 +214,7 @@ def _load(content: bytes, what: str) -> Json:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise ConfigError(f"cannot append a layer: the {what} of the base is no JSON object")
+        raise errors.ConfigError(f"cannot append a layer: the {what} of the base is no JSON object")
     return document
 
 
@@ -220,9 +222,9 @@ def _find_layers(document: Json, described: Json) -> tuple[list[object], list[ob
     layers, rootfs = document.get("layers"), described.get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     if not isinstance(layers, list) or not isinstance(diff_ids, list):
-        raise ConfigError("cannot append a layer: the base has no list of layers")
+        raise errors.ConfigError("cannot append a layer: the base has no list of layers")
     if len(layers) != len(diff_ids):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"cannot append a layer: the base has {len(layers)} layers and {len(diff_ids)} diff IDs"
         )
     return layers, diff_ids

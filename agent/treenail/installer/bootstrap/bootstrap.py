@@ -19,15 +19,13 @@ from treenail.api import controllerconfig, decode, machineconfigpool
 from treenail.api.ignition.model import IgnitionFile
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.installer import install_steps
-from treenail.installer.bootstrap import cluster_steps, image_steps
-from treenail.installer.bootstrap.host_services import HostServices
+from treenail.installer.bootstrap import cluster_steps, host_services, image_steps
 from treenail.installer.directory import (
     install_config,
     install_files,
     install_manifests,
     install_state,
 )
-from treenail.installer.directory.install_state import compute_checksum
 from treenail.provisioning.content.source import (
     ObservedControllerConfig,
     PackedConfig,
@@ -131,7 +129,7 @@ def make_served_inputs(
         "" if observed is None else observed.version,
         image,
         image_annotation,
-        compute_checksum(files),
+        install_state.compute_checksum(files),
     )
     return ServedInputs(
         rendered.pool,
@@ -188,7 +186,7 @@ class BootstrapStage:
         self,
         directory: install_files.InstallDirectory,
         settings: BootstrapSettings,
-        services: HostServices,
+        services: host_services.HostServices,
         files: install_files.InstallFiles,
         clock: clocks.Clock,
     ) -> None:

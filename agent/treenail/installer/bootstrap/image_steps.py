@@ -22,8 +22,7 @@ from treenail.api.machineconfig import KIND as MACHINE_CONFIG_KIND
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.render.render import CONTROLLER_CONFIG_KIND
 from treenail.installer import install_steps
-from treenail.installer.directory import install_files, install_manifests
-from treenail.installer.directory.install_state import compute_checksum
+from treenail.installer.directory import install_files, install_manifests, install_state
 
 _RENDERED_KINDS = (MACHINE_CONFIG_KIND, machineconfigpool.KIND, CONTROLLER_CONFIG_KIND)
 _READABLE, _SECRET = 0o644, 0o600
@@ -75,7 +74,9 @@ class RenderStep:
     def compute_inputs(self) -> install_steps.StepInputs:
         """Compute the digest of each object that a rendered config depends on."""
         digests = {
-            f"{manifest.title} in {manifest.file}": compute_checksum(manifest.document)
+            f"{manifest.title} in {manifest.file}": install_state.compute_checksum(
+                manifest.document
+            )
             for manifest in self._manifests.objects.values()
             if manifest.kind in _RENDERED_KINDS
         }

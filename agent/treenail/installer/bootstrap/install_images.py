@@ -6,15 +6,18 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from treenail import clocks, errors
-from treenail.api import component_names, decode, machineconfigpool, machineosconfig
+from treenail.api import component_names, decode, machineconfigpool, machineosconfig, pullspec
 from treenail.api.ignition.model import IgnitionFile
-from treenail.api.pullspec import parse_push_spec
 from treenail.config.bootstrap_registry import list_node_files
 from treenail.controllers.handover import handover_objects, image_mode
 from treenail.installer import install_steps
 from treenail.installer.bootstrap import bootstrap_registry, image_steps
-from treenail.installer.directory import install_files, install_manifests, manifest_checks
-from treenail.installer.directory.install_state import compute_checksum
+from treenail.installer.directory import (
+    install_files,
+    install_manifests,
+    install_state,
+    manifest_checks,
+)
 from treenail.installer.images import build_attempt, built_image, pool_image
 from treenail.kube.resources import SECRETS
 
@@ -85,7 +88,9 @@ class InstallImages:
         """Return what the cluster adopts; raise `TreenailError`."""
         handover_images = tuple(
             handover_objects.HandoverImage(
-                image.pool, image.digest, parse_push_spec(image.push_spec, where=image.pool)
+                image.pool,
+                image.digest,
+                pullspec.parse_push_spec(image.push_spec, where=image.pool),
             )
             for image in images
         )
@@ -189,7 +194,9 @@ class BuiltImageProvider:
         wanted = self._builder.plan_image(inputs).wanted
         name = pool.pool.name
         return {
-            f"MachineOSConfig {inputs.config.name}": compute_checksum(inputs.config.spec),
+            f"MachineOSConfig {inputs.config.name}": install_state.compute_checksum(
+                inputs.config.spec
+            ),
             f"base image of pool {name}": wanted.base_image,
             f"content of the image of pool {name}": wanted.content_key,
             f"MachineOSBuild of pool {name}": wanted.name,

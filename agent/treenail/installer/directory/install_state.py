@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from treenail import clocks, errors, memory
+from treenail import clocks, errors, memory, oci_content
 from treenail.encoding import codec, json_text
 from treenail.installer.directory import install_files
-from treenail.oci_content import compute_digest
 
 STATE_VERSION = 1
 _CHECKSUM = "checksum"
@@ -312,7 +311,7 @@ def _read_holder(descriptor: int) -> int:
 def compute_checksum(document: object) -> str:
     """Return the digest of a JSON value; the order of keys does not matter."""
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return compute_digest(canonical.encode())
+    return oci_content.compute_digest(canonical.encode())
 
 
 def _find_unknown_key(document: object, known: object, path: str = "") -> str:

@@ -21,9 +21,9 @@ from treenail.api import (
     documents,
     machineconfigpool,
     machineosconfig,
+    node,
     pullspec,
 )
-from treenail.api.node import DEFAULT_ARCHITECTURE
 from treenail.controllers.handover import image_mode
 from treenail.controllers.image_build import cluster_reader
 from treenail.controllers.render import render
@@ -145,7 +145,7 @@ def find_manifest_problems(
                 f"unknown pool {config.pool:.60}, expected one of {known}",
                 "add a MachineConfigPool of this name to the manifests, or correct the name",
             )
-        architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
+        architecture = architectures.get(config.pool, node.DEFAULT_ARCHITECTURE)
         for finding in input_checks.find_config_findings(config):
             yield _convert_finding(manifest, finding)
         for finding in input_checks.find_architecture_findings(config, [architecture]):

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from treenail import clocks
 from treenail.api import annotations as key
-from treenail.api import component_names, machineosconfig, pullspec
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import component_names, machineosconfig, node, pullspec
 from treenail.builder import registries
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.handover import image_mode
@@ -166,7 +165,7 @@ class OnlineChecks:
         self._trusted.clear()
         for manifest in manifests.list_kind(machineosconfig.KIND):
             config = manifests.image_configs[manifest.name]
-            architecture = architectures.get(config.pool, DEFAULT_ARCHITECTURE)
+            architecture = architectures.get(config.pool, node.DEFAULT_ARCHITECTURE)
             if manifest_checks.is_prebuilt(config):
                 self._check_prebuilt(manifests, manifest, config, architecture)
             else:

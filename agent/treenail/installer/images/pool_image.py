@@ -14,9 +14,7 @@ from pathlib import Path
 
 from treenail import clocks, errors, memory
 from treenail.api import annotations as key
-from treenail.api import machineconfigpool, machineosconfig, pullspec
-from treenail.api.component_names import NAMESPACE
-from treenail.api.node import convert_machine_name
+from treenail.api import component_names, machineconfigpool, machineosconfig, node, pullspec
 from treenail.config import image_mirrors
 from treenail.controllers.image_build import (
     build_facts,
@@ -24,8 +22,8 @@ from treenail.controllers.image_build import (
     cluster_reader,
     decide,
     layer_builder,
+    tag_resolver,
 )
-from treenail.controllers.image_build.tag_resolver import TagResolver
 from treenail.controllers.pools import image_tags
 from treenail.image import build_inputs, build_result, input_checks
 from treenail.installer import install_steps
@@ -93,7 +91,7 @@ class PoolImageInputs:
 
 def get_host_architecture() -> str:
     """Return the architecture of this host, as in the label ``kubernetes.io/arch``."""
-    return convert_machine_name(platform.machine())
+    return node.convert_machine_name(platform.machine())
 
 
 def get_object_path(directory: install_files.InstallDirectory, pool: str) -> Path:
@@ -196,7 +194,7 @@ class PoolImageBuilder:
             layers = self._make_layer_builder(planner, config)
             if image_tags.is_tag(config.base_image):
                 mirrors = planner.read_mirrors(inputs.pool.configuration.name)
-                resolver = TagResolver(
+                resolver = tag_resolver.TagResolver(
                     reader,
                     self._clock,
                     proxies=read_proxy_settings(self._settings.environ),
@@ -238,7 +236,7 @@ class PoolImageBuilder:
         self,
         config: machineosconfig.MachineOSConfig,
         architecture: str,
-        resolver: TagResolver,
+        resolver: tag_resolver.TagResolver,
     ) -> image_tags.TagRecord:
         """Resolve the tag of the base image, once: later runs use the record of the first one."""
         pool = config.pool
@@ -462,7 +460,7 @@ def make_build_inputs(
     pools: Sequence[install_manifests.RenderedPool],
     name: str,
     *,
-    namespace: str = NAMESPACE,
+    namespace: str = component_names.NAMESPACE,
     architecture: str = "",
 ) -> PoolImageInputs:
     """Return the inputs of the build for pool ``name``, one of `list_built_pools`.

@@ -15,12 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from treenail import __version__, clocks, errors, log_bundle, memory, process
-from treenail.api import documents
-from treenail.api.decode import load_json
+from treenail.api import decode, documents
 from treenail.config import redact
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle import object_secrets
-from treenail.log_bundle import LogBundle
 
 PREFIX = "bootstrap/treenail"
 JOURNAL_UNITS = ("treenail-bootstrap.service",)
@@ -37,7 +35,7 @@ _JOURNAL_LINES = 4000
 
 
 def add_bootstrap_parts(
-    bundle: LogBundle,
+    bundle: log_bundle.LogBundle,
     directory: InstallDirectory,
     programs: process.ProgramRunner,
     clock: clocks.Clock,
@@ -58,7 +56,7 @@ def add_bootstrap_parts(
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
 
 
-def _add_logs(bundle: LogBundle, folder: Path) -> None:
+def _add_logs(bundle: log_bundle.LogBundle, folder: Path) -> None:
     """Add logs of builds, registry and config server; the last attempts of builds first."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{folder.name}", f"{folder} does not exist")
@@ -77,14 +75,14 @@ def _order_log(path: Path) -> tuple[float, str]:
         return 0.0, str(path)
 
 
-def _read_log(bundle: LogBundle, name: str, path: Path) -> bytes:
+def _read_log(bundle: log_bundle.LogBundle, name: str, path: Path) -> bytes:
     content, omitted = read_log(path)
     if omitted:
         bundle.note_truncated(name, f"{omitted} bytes left out in the middle")
     return content
 
 
-def _add_objects(bundle: LogBundle, folder: Path, name: str) -> None:
+def _add_objects(bundle: log_bundle.LogBundle, folder: Path, name: str) -> None:
     """Add files with Kubernetes objects."""
     if not folder.is_dir():
         bundle.note_missing(f"{PREFIX}/{name}", f"{folder} does not exist")
@@ -99,7 +97,7 @@ def _format_manifest(path: Path) -> bytes:
     return object_secrets.format_objects(read_document(path), where=path.name)
 
 
-def _add_document(bundle: LogBundle, path: Path, name: str) -> None:
+def _add_document(bundle: log_bundle.LogBundle, path: Path, name: str) -> None:
     bundle.add_part(name, partial(_format_document, path))
 
 
@@ -114,7 +112,7 @@ def _format_document(path: Path) -> bytes:
         return redact.format_redacted_text(content.decode("utf-8", "replace"))
 
 
-def _add_images(bundle: LogBundle, folder: Path) -> None:
+def _add_images(bundle: log_bundle.LogBundle, folder: Path) -> None:
     """Add manifests and configs of the images in a registry's storage and in OCI directories."""
     for name, path in read_image_documents(folder):
         _add_document(bundle, path, f"{PREFIX}/{folder.name}/{name}")
@@ -312,7 +310,7 @@ def _find_config(manifest: Path, blobs: Path) -> Path | None:
 def _find_digests(path: Path, field: str) -> list[str]:
     """Return the digests of the descriptors in a field of a document; none if it is damaged."""
     try:
-        document = load_json(read_document(path), where=path.name)
+        document = decode.load_json(read_document(path), where=path.name)
     except errors.TreenailError:
         return []
     value = document.get(field) if isinstance(document, dict) else None

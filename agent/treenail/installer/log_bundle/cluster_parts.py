@@ -15,13 +15,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from treenail import errors, memory, process
+from treenail import errors, log_bundle, memory, process
 from treenail.api import decode
 from treenail.config import redact
 from treenail.controllers.handover.handover_objects import parse_objects
 from treenail.installer.log_bundle.object_secrets import format_objects
 from treenail.kube import api_client, resources
-from treenail.log_bundle import LogBundle
 
 PREFIX = "cluster/treenail"
 _RESOURCES = (
@@ -35,7 +34,7 @@ OpenCluster = Callable[[], AbstractContextManager[api_client.Client]]
 """Connects to the cluster; raises `UsageError`."""
 
 
-def add_cluster_parts(bundle: LogBundle, open_cluster: OpenCluster) -> tuple[str, ...]:
+def add_cluster_parts(bundle: log_bundle.LogBundle, open_cluster: OpenCluster) -> tuple[str, ...]:
     """Add the objects; return a sentence for each pool without its image.
 
     A cluster that does not answer is recorded as missing, with one attempt.
@@ -135,7 +134,7 @@ def parse_node_address(text: str) -> NodeAddress:
 
 
 def add_node_parts(
-    bundle: LogBundle,
+    bundle: log_bundle.LogBundle,
     addresses: Sequence[NodeAddress],
     programs: process.ProgramRunner,
     timeout_s: float,

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from treenail import clocks, errors, process
+from treenail import clocks, errors, log_bundle, process
 from treenail.api import decode
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle import bootstrap_parts, cluster_parts, object_secrets
-from treenail.log_bundle import LogBundle
 
 INDEX_NAME = f"{bootstrap_parts.PREFIX}/index.json"
 
@@ -29,7 +28,7 @@ class GatherSettings:
 
 
 def gather_bundle(
-    bundle: LogBundle,
+    bundle: log_bundle.LogBundle,
     directory: InstallDirectory,
     settings: GatherSettings,
     programs: process.ProgramRunner,

@@ -29,7 +29,7 @@ from treenail.provisioning.content.source import (
     SourceUnreadyError,
 )
 from treenail.provisioning.machines.logged_requests import RequestOutcome
-from treenail.provisioning.tokens.tokens import Access, AccessVerdict
+from treenail.provisioning.tokens import tokens
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ConfigResponse:
     error: str = ""
     """One line; contains nothing secret."""
     document: ServedDocument | None = None
-    verdict: AccessVerdict = field(default_factory=AccessVerdict)
+    verdict: tokens.AccessVerdict = field(default_factory=tokens.AccessVerdict)
     version: str = ""
     image: str = ""
     is_cached: bool = False
@@ -145,7 +145,9 @@ class ConfigResponse:
 class ConfigService:
     """Answers requests for configs from any number of threads."""
 
-    def __init__(self, source: PoolSource, access: Access, *, cache_entries: int = 64) -> None:
+    def __init__(
+        self, source: PoolSource, access: tokens.Access, *, cache_entries: int = 64
+    ) -> None:
         self._source = source
         self._access = access
         self._cache: DocumentCache[ServedDocument] = DocumentCache(cache_entries)
@@ -157,7 +159,7 @@ class ConfigService:
         token is claimed last, when the config exists; the caller then calls `confirm_sent` or
         `release`.
         """
-        verdict = AccessVerdict()
+        verdict = tokens.AccessVerdict()
         version = ""
         try:
             verdict = self._access.check(request.token, request.pool, request.address)
@@ -195,7 +197,7 @@ class ConfigService:
             is_cached=cached.is_cached,
         )
 
-    def confirm_sent(self, verdict: AccessVerdict) -> None:
+    def confirm_sent(self, verdict: tokens.AccessVerdict) -> None:
         """Record that the client was sent the last byte of a config; never raises."""
         try:
             self._access.confirm_sent(verdict)
@@ -206,7 +208,7 @@ class ConfigService:
                 exc_info=withhold_message(error),
             )
 
-    def release(self, verdict: AccessVerdict) -> None:
+    def release(self, verdict: tokens.AccessVerdict) -> None:
         """Give the use of a token back after an incomplete response; never raises."""
         try:
             self._access.release(verdict)
@@ -229,7 +231,7 @@ class ConfigService:
         return document
 
 
-def _refuse_request(verdict: AccessVerdict) -> ConfigResponse:
+def _refuse_request(verdict: tokens.AccessVerdict) -> ConfigResponse:
     return ConfigResponse(verdict.status, RequestOutcome.REFUSED, verdict.reason, verdict=verdict)
 
 

@@ -7,9 +7,8 @@ same problem a little later, which is still before the drain.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from treenail import errors, sanitize
+from treenail import errors, observations, sanitize
 from treenail.api.pullspec import BOOTABLE_LABELS
-from treenail.observations import FilesystemSpace, ImageInspection, InspectionProblem
 from treenail.update.checks import preflight_reason, signature_policy
 
 
@@ -42,14 +41,14 @@ class PreflightFacts:
     """Seconds since the epoch."""
     image: str = ""
     """The pull spec; empty if the update keeps the image."""
-    inspection: ImageInspection | InspectionProblem | None = None
+    inspection: observations.ImageInspection | observations.InspectionProblem | None = None
     signature_rule: signature_policy.SignatureRule | str | None = None
     """The rule of the signature policy, or why it cannot be read; None without a policy."""
     missing_keys: tuple[str, ...] = ()
     """The key files that the policy names and that do not exist."""
     architecture: str = ""
     """The machine's architecture by its OCI name."""
-    spaces: tuple[FilesystemSpace | UnreadableFilesystem, ...] = ()
+    spaces: tuple[observations.FilesystemSpace | UnreadableFilesystem, ...] = ()
     present_layers: frozenset[str] = frozenset()
     """The digests of the layers that are stored already."""
     needs_storage: bool = False
@@ -195,9 +194,15 @@ def _check_space(facts: PreflightFacts) -> Iterator[PreflightFinding]:
             )
 
 
-def _compute_space_needed(facts: PreflightFacts, space: FilesystemSpace) -> tuple[int, int]:
+def _compute_space_needed(
+    facts: PreflightFacts, space: observations.FilesystemSpace
+) -> tuple[int, int]:
     """Return the bytes and the inodes that the update needs on the filesystem."""
-    layers = facts.inspection.layers if isinstance(facts.inspection, ImageInspection) else ()
+    layers = (
+        facts.inspection.layers
+        if isinstance(facts.inspection, observations.ImageInspection)
+        else ()
+    )
     if space.path == "/var":
         stored = sum(layer.size_bytes for layer in layers) if facts.needs_storage else 0
         unpacked, files = int(stored * _UNPACKED), int(stored * _FILES_PER_BYTE)
@@ -242,7 +247,7 @@ def make_foreign_staged_problem(deployment: str) -> PreflightFinding:
 def _check_clock(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     remedy = "set the clock; check it with: timedatectl, and: chronyc tracking"
     image = facts.inspection
-    if isinstance(image, ImageInspection) and image.created is not None:
+    if isinstance(image, observations.ImageInspection) and image.created is not None:
         behind_s = image.created - facts.now
         if behind_s > _CLOCK_SLACK_S:
             yield PreflightFinding(
@@ -343,7 +348,7 @@ _REGISTRY_TEXTS: dict[preflight_reason.PreflightReason, tuple[str, str]] = {
 
 def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
     image = facts.inspection
-    if isinstance(image, InspectionProblem):
+    if isinstance(image, observations.InspectionProblem):
         reason = preflight_reason.PreflightReason(image.kind)
         what, remedy = _REGISTRY_TEXTS.get(
             reason, _REGISTRY_TEXTS[preflight_reason.PreflightReason.REGISTRY_FAILED]
@@ -355,7 +360,7 @@ def _check_registry(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         else:
             message = f"{about}: {sanitize.escape_line(image.text)}"
         yield PreflightFinding(reason, message, remedy.format(registry=registry))
-    elif isinstance(image, ImageInspection):
+    elif isinstance(image, observations.ImageInspection):
         if not any(label in image.labels for label in BOOTABLE_LABELS):
             yield PreflightFinding(
                 preflight_reason.PreflightReason.IMAGE_NOT_BOOTABLE,

@@ -7,11 +7,10 @@ is a token with which the agent requests a drain or an uncordon.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail import deployment_change
 from treenail.api import annotations as key
-from treenail.api import pullspec
+from treenail.api import object_meta, pullspec
 from treenail.api.node import Node
-from treenail.api.object_meta import is_object_name
-from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.errors import ConfigError
 from treenail.update.checks import health
 from treenail.update.decision.user_requests import UserRequest
@@ -54,7 +53,7 @@ def read_prestage_target(annotations: Mapping[str, str]) -> ledger_record.Target
         pullspec.parse_pull_spec(image, where=key.PRESTAGE_IMAGE)
     except ConfigError:
         return None
-    return ledger_record.Target(config, image) if is_object_name(config) else None
+    return ledger_record.Target(config, image) if object_meta.is_object_name(config) else None
 
 
 def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | InvalidTarget | NoTarget:
@@ -80,7 +79,7 @@ def read_desired_target(annotations: Mapping[str, str]) -> DesiredTarget | Inval
             ),
             shown,
         )
-    if not is_object_name(config):
+    if not object_meta.is_object_name(config):
         return InvalidTarget(
             ConfigError(
                 f"cannot use {key.DESIRED_CONFIG}: {config!r:.300} is not the name of a "
@@ -245,7 +244,7 @@ class Facts:
     """The update changed files and can undo that."""
     has_files_in_image: bool = True
     """In image mode the image must contain files and units; the agent writes none of them."""
-    adoption_change: DeploymentChange = NO_CHANGE
+    adoption_change: deployment_change.DeploymentChange = deployment_change.NO_CHANGE
     """What the booted OS lacks of a target that the node may have; observed at first contact."""
     finalization_error: str = ""
     """Why the staged deployment was not finalized at the last shutdown, if that is known."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, TypeVar, assert_never
 
+from treenail import deployment_change
 from treenail.api import disruptionpolicy, machineconfig
 from treenail.config import node_paths, provenance, wanted_state
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.encoding import codec
 from treenail.update.impact import os_change
 from treenail.update.steps import step_types
@@ -298,7 +298,9 @@ REASONS_LIMIT = 20
 class UpdateImpact:
     """The part of a planned update that decisions depend on; it holds no contents."""
 
-    os: Annotated[DeploymentChange, codec.Key(is_required=True)] = NO_CHANGE
+    os: Annotated[deployment_change.DeploymentChange, codec.Key(is_required=True)] = (
+        deployment_change.NO_CHANGE
+    )
     needs_write: Annotated[bool, codec.Key("needsWrite", is_required=True)] = False
     """Files, units or users must be written."""
     level: Annotated[
@@ -329,7 +331,7 @@ class UpdateImpact:
 
 def compute_impact(
     steps: Sequence[step_types.ConfigStep],
-    change: DeploymentChange,
+    change: deployment_change.DeploymentChange,
     disruption: ConfigDisruption,
     find_cause: Callable[[DisruptionReason], object],
 ) -> UpdateImpact:
@@ -345,7 +347,7 @@ def compute_differences(
     old: wanted_state.WantedState,
     new: wanted_state.WantedState,
     steps: Sequence[step_types.ConfigStep],
-    change: DeploymentChange,
+    change: deployment_change.DeploymentChange,
 ) -> ConfigDiff:
     """Return the differences between the configs, and of the machine from the new one.
 

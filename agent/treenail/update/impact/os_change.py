@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treenail import errors
+from treenail import deployment_change, errors
 from treenail.api import machineconfig, pullspec
 from treenail.config import diff, wanted_state
-from treenail.deployment_change import DeploymentChange
 
 KERNEL_KEEPING_ASPECTS = frozenset({diff.OSAspect.IMAGE, diff.OSAspect.EXTENSIONS})
 """The aspects that can change without another kernel."""
@@ -54,7 +53,7 @@ class DeploymentState:
         return digest != "" and digest in {self.staged_digest, self.staged_list_digest}
 
 
-def list_aspects(change: DeploymentChange) -> tuple[diff.OSAspect, ...]:
+def list_aspects(change: deployment_change.DeploymentChange) -> tuple[diff.OSAspect, ...]:
     """Return the fields of a MachineConfig that require the change."""
     kernels = frozenset[str]().union(*machineconfig.KERNEL_PACKAGES.values())
     packages = {*change.install_packages, *change.uninstall_packages}
@@ -70,14 +69,14 @@ def list_aspects(change: DeploymentChange) -> tuple[diff.OSAspect, ...]:
     return tuple(aspect for aspect, differs in aspects if differs)
 
 
-def can_keep_kernel(change: DeploymentChange) -> bool:
+def can_keep_kernel(change: deployment_change.DeploymentChange) -> bool:
     """Return whether it may keep the running kernel; only the deployment shows whether it does."""
     return set(list_aspects(change)) <= KERNEL_KEEPING_ASPECTS and not change.is_empty
 
 
 def compute_os_change(
     old: wanted_state.WantedOS, new: wanted_state.WantedOS, booted: DeploymentState, *, image: str
-) -> DeploymentChange:
+) -> deployment_change.DeploymentChange:
     """Return the change from the old to the new OS; empty if the new one is booted.
 
     ``image`` is requested beside the config and contains its packages and its kernel. Raises
@@ -96,7 +95,7 @@ def compute_os_change(
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
         install -= before & wanted_state.LATER_PACKAGES
-    change = DeploymentChange(
+    change = deployment_change.DeploymentChange(
         image=new_image,
         append_kargs=append,
         delete_kargs=delete,
@@ -126,7 +125,7 @@ def check_kernel_type(os: wanted_state.WantedOS, architecture: str) -> None:
         )
 
 
-def is_in_effect(change: DeploymentChange, booted: DeploymentState) -> bool:
+def is_in_effect(change: deployment_change.DeploymentChange, booted: DeploymentState) -> bool:
     """Return whether the change is booted."""
     return (
         (not change.image or booted.has_booted(change.digest))

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from treenail import deployment_change
 from treenail.api import disruptionpolicy, machineconfig
 from treenail.config import (
     drift_comparison,
@@ -21,7 +22,6 @@ from treenail.config import (
     wanted_state,
 )
 from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_configs
-from treenail.deployment_change import NO_CHANGE, DeploymentChange
 from treenail.update.impact import impact, os_change
 from treenail.update.steps.step_types import ConfigStep
 
@@ -70,7 +70,7 @@ class MachinePlan:
     """The plan of the agent for one machine."""
 
     steps: tuple[ConfigStep, ...]
-    change: DeploymentChange | None
+    change: deployment_change.DeploymentChange | None
     """None if the deployments cannot be read; the OS is then assumed to match the old config."""
     split: image_content.ImageSplit | None = None
     """The comparison of the config with the booted image; None unless that stays."""
@@ -146,7 +146,9 @@ def preview_update(
     steps, change = (machine.steps, machine.change) if machine else ((), None)
     diff = config_diff
     if machine:
-        diff = impact.compute_differences(before, after, steps, change or NO_CHANGE)
+        diff = impact.compute_differences(
+            before, after, steps, change or deployment_change.NO_CHANGE
+        )
     if change is None:
         diff = replace(diff, os=config_diff.os)
     disruption = impact.compute_disruption(diff, policy)
@@ -185,7 +187,7 @@ def _list_os_entries(
     diff: ConfigDiff,
     before: wanted_state.WantedOS,
     after: wanted_state.WantedOS,
-    change: DeploymentChange | None,
+    change: deployment_change.DeploymentChange | None,
 ) -> Iterator[PreviewEntry]:
     for aspect in diff.os:
         details = (
@@ -259,7 +261,9 @@ def _describe_aspect(
             yield _format_change(str(old.fips).lower(), str(new.fips).lower())
 
 
-def _describe_os_change(aspect: OSAspect, change: DeploymentChange) -> Iterator[str]:
+def _describe_os_change(
+    aspect: OSAspect, change: deployment_change.DeploymentChange
+) -> Iterator[str]:
     """Return the details of what the machine's operating system changes."""
     match aspect:
         case OSAspect.IMAGE:

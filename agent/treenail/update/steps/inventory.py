@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from treenail import errors
+from treenail import errors, observations
 from treenail.config import drift_comparison, node_paths, wanted_state
 from treenail.encoding import codec
-from treenail.observations import PathEntry
 
 Json = dict[str, object]
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
@@ -67,7 +66,7 @@ KEY_DIRECTORIES = (_SSH.rpartition("/")[0], _SSH)
 class Inventory:
     """The state of the machine that a plan depends on."""
 
-    entries: Mapping[str, PathEntry] = field(default_factory=dict)
+    entries: Mapping[str, observations.PathEntry] = field(default_factory=dict)
     """The entry at each of `list_inspected_paths`."""
     restorable: frozenset[str] = frozenset()
     """The paths with a backup or a vendor's default, which is restored once no config has them."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from treenail import observations
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
-from treenail.observations import ABSENT_ENTRY, EntryKind, PathEntry
 from treenail.update.steps import step_types
 from treenail.update.steps.inventory import (
     KEY_DIRECTORIES,
@@ -71,14 +71,14 @@ def plan_core_user(
 
 
 def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
-    key_file = inventory.entries.get(node_paths.AUTHORIZED_KEYS, ABSENT_ENTRY)
-    if not keys and key_file.kind is EntryKind.NOTHING:
+    key_file = inventory.entries.get(node_paths.AUTHORIZED_KEYS, observations.ABSENT_ENTRY)
+    if not keys and key_file.kind is observations.EntryKind.NOTHING:
         return False
     owner = node_paths.CORE_USER
     expected = (
         drift_comparison.ExpectedEntry(
             node_paths.AUTHORIZED_KEYS,
-            EntryKind.FILE,
+            observations.EntryKind.FILE,
             format_key_file(keys),
             KEYS_MODE,
             owner,
@@ -86,13 +86,15 @@ def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
         ),
         *(
             drift_comparison.ExpectedEntry(
-                path, EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner
+                path, observations.EntryKind.DIRECTORY, None, KEY_DIRECTORY_MODE, owner, owner
             )
             for path in KEY_DIRECTORIES
         ),
     )
     return any(
-        drift_comparison.compare_entry(entry, inventory.entries.get(entry.path, ABSENT_ENTRY))
+        drift_comparison.compare_entry(
+            entry, inventory.entries.get(entry.path, observations.ABSENT_ENTRY)
+        )
         for entry in expected
     )
 
@@ -101,9 +103,9 @@ _RELEASED = "the config no longer has it"
 # Files with pull secrets: a backup would keep a secret after its rotation.
 _BACKED_UP_KINDS = frozenset(
     {
-        EntryKind.FILE,
-        EntryKind.LINK,
-        EntryKind.DIRECTORY,
+        observations.EntryKind.FILE,
+        observations.EntryKind.LINK,
+        observations.EntryKind.DIRECTORY,
     }
 )
 _NEVER_BACKED_UP = node_paths.CREDENTIALS | {"/var/lib/kubelet/config.json"}
@@ -158,7 +160,7 @@ def _plan_entries(
     cleared: list[step_types.EntryStep] = list(_release_entries(old, now, new, inventory))
     placed: list[step_types.EntryStep] = []
     for entry in _list_entries(new, inventory):
-        present = inventory.entries.get(entry.path, ABSENT_ENTRY)
+        present = inventory.entries.get(entry.path, observations.ABSENT_ENTRY)
         drifts = drift_comparison.compare_entry(entry, present)
         if entry.path in provided and (not drifts or entry.path in inventory.pristine):
             continue
@@ -176,7 +178,7 @@ def _plan_entries(
         if path in provided:
             continue
         if link.is_hard and (path not in inventory.intact_hard_links or link.target in written):
-            present = inventory.entries.get(path, ABSENT_ENTRY)
+            present = inventory.entries.get(path, observations.ABSENT_ENTRY)
             if _needs_backup(path, present) and inventory.resolve_path(path) not in owned:
                 backups.append(step_types.BackUpEntry(path))
             reason = "not a hard link to that file"
@@ -202,13 +204,17 @@ def _release_entries(
         handled.add(entry)
         if entry in copies:
             yield step_types.RestoreEntry(copies[entry], _RELEASED)
-        elif inventory.entries.get(path, ABSENT_ENTRY).kind is not EntryKind.NOTHING:
+        elif (
+            inventory.entries.get(path, observations.ABSENT_ENTRY).kind
+            is not observations.EntryKind.NOTHING
+        ):
             yield step_types.RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
         path = node_paths.unit_path(unit.name)
-        present = inventory.entries.get(path, ABSENT_ENTRY)
+        present = inventory.entries.get(path, observations.ABSENT_ENTRY)
         is_masked = (
-            present.kind is EntryKind.LINK and present.target == drift_comparison.MASK_TARGET
+            present.kind is observations.EntryKind.LINK
+            and present.target == drift_comparison.MASK_TARGET
         )
         if unit.mask is False and is_masked and path not in old.paths:
             yield step_types.RemoveEntry(path, "the config unmasks the unit")
@@ -219,16 +225,19 @@ def _list_entries(
 ) -> Iterator[drift_comparison.ExpectedEntry]:
     """Return the expected entry of each path; directories first, parents before children."""
     entries = drift_comparison.compute_expected_entries(new).values()
-    directories = [entry for entry in entries if entry.kind is EntryKind.DIRECTORY]
+    directories = [entry for entry in entries if entry.kind is observations.EntryKind.DIRECTORY]
     yield from sorted(directories, key=lambda entry: entry.path)
-    yield from (entry for entry in entries if entry.kind is not EntryKind.DIRECTORY)
+    yield from (entry for entry in entries if entry.kind is not observations.EntryKind.DIRECTORY)
     # The agent renews credentials separately; a config only provides the first ones.
     for path in sorted(node_paths.CREDENTIALS & new.files.keys()):
-        if inventory.entries.get(path, ABSENT_ENTRY).kind is EntryKind.NOTHING:
+        if (
+            inventory.entries.get(path, observations.ABSENT_ENTRY).kind
+            is observations.EntryKind.NOTHING
+        ):
             file = new.files[path]
             yield drift_comparison.ExpectedEntry(
                 path,
-                EntryKind.FILE,
+                observations.EntryKind.FILE,
                 file.contents,
                 file.mode,
                 file.user,
@@ -236,7 +245,7 @@ def _list_entries(
             )
 
 
-def _needs_backup(path: str, present: PathEntry) -> bool:
+def _needs_backup(path: str, present: observations.PathEntry) -> bool:
     return path not in _NEVER_BACKED_UP and present.kind in _BACKED_UP_KINDS
 
 
@@ -251,17 +260,17 @@ def _make_step(
     user = wanted_state.ROOT if entry.user is None else entry.user
     group = wanted_state.ROOT if entry.group is None else entry.group
     match entry.kind:
-        case EntryKind.FILE:
+        case observations.EntryKind.FILE:
             contents = "" if entry.contents is None else entry.contents
             return step_types.WriteFile(entry.path, contents, entry.mode or 0, user, group, reason)
-        case EntryKind.DIRECTORY:
+        case observations.EntryKind.DIRECTORY:
             return step_types.MakeDirectory(entry.path, entry.mode or 0, user, group, reason)
-        case EntryKind.LINK:
+        case observations.EntryKind.LINK:
             link = new.links.get(entry.path)
             if link is not None:
                 user, group = link.user, link.group
             return step_types.MakeLink(entry.path, entry.target or "", user, group, reason)
-        case EntryKind.NOTHING | EntryKind.OTHER:
+        case observations.EntryKind.NOTHING | observations.EntryKind.OTHER:
             return step_types.RemoveEntry(entry.path, "the config has an empty drop-in")
 
 
@@ -270,7 +279,7 @@ def _format_step_reason(drifts: Iterable[drift_comparison.Drift]) -> str:
     return ", ".join(
         "missing"
         if drift.attribute is drift_comparison.DriftAttribute.KIND
-        and drift.actual == EntryKind.NOTHING
+        and drift.actual == observations.EntryKind.NOTHING
         else "contents differ"
         if drift.attribute is drift_comparison.DriftAttribute.CONTENTS
         else f"{drift.attribute} {drift.expected} instead of {drift.actual}"

@@ -8,14 +8,13 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
-from treenail import clocks, errors, process
+from treenail import clocks, errors, log_bundle, process
 from treenail.cli import argument_parser, files, output, terminal
 from treenail.cli.controller.connect import create_transport
 from treenail.cli.controller.install.arguments import add_directory_argument
 from treenail.installer.directory import install_files
 from treenail.installer.log_bundle import cluster_parts, gather
 from treenail.kube.api_client import Client
-from treenail.log_bundle import LogBundle
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -83,7 +82,9 @@ def run_gather(arguments: argparse.Namespace) -> int:
     path = arguments.output or f"{name}.tar.gz"
     programs = process.ProgramRunner(clock, os.environ)
     with files.open_private_output(path) as archive:
-        bundle = LogBundle(archive, name=name, now=clock.now(), index_name=gather.INDEX_NAME)
+        bundle = log_bundle.LogBundle(
+            archive, name=name, now=clock.now(), index_name=gather.INDEX_NAME
+        )
         silent = gather.gather_bundle(bundle, directory, settings, programs, clock)
     stream = sys.stderr if path == files.STDOUT else sys.stdout
     terminal.print_lines(list(bundle.format_report(path)), stream)

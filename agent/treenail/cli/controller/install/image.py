@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import memory
+from treenail import errors, memory
 from treenail.cli import terminal
 from treenail.cli.controller.install.arguments import add_directory_argument
-from treenail.errors import UsageError
 
 if TYPE_CHECKING:
     from treenail.installer.directory.install_files import InstallDirectory, InstallFiles
@@ -66,13 +65,13 @@ def write_image(arguments: argparse.Namespace) -> int:
     pool = arguments.pool
     image = read_built_image(directory, files, pool)
     if image is None:
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot write the image of pool {pool}: {directory.root} has none",
             remedy="build it: treenail-controller install bootstrap --dir DIR",
         )
     storage = directory.registry / "storage"
     if not storage.is_dir():
-        raise UsageError(
+        raise errors.UsageError(
             f"cannot write the image of pool {pool}: it is in its final registry",
             remedy=f"run: skopeo copy --all docker://{image.pull_spec} oci:{arguments.output}",
         )

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from treenail import clocks, errors
-from treenail.api import machineconfigpool
-from treenail.api.node import DEFAULT_ARCHITECTURE
+from treenail.api import machineconfigpool, node
 from treenail.cli import output, output_format, terminal
 from treenail.cli.controller.install import check_arguments
 from treenail.cli.controller.install.arguments import add_directory_argument
@@ -206,6 +205,8 @@ def _check_host(
         for plan in plans
         if plan.name in machineconfigpool.CONTROL_PLANE_POOLS and plan.source in _BUILT
     ]
-    wanted = {plan.name: checked.architectures.get(plan.name, DEFAULT_ARCHITECTURE) for plan in own}
+    wanted = {
+        plan.name: checked.architectures.get(plan.name, node.DEFAULT_ARCHITECTURE) for plan in own
+    }
     problems = checker.check_architectures(wanted)
     return problems + (checker.find_problems(directory, settings, own, base_size) if own else [])

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.cli import terminal
-from treenail.controllers.pools import holders, node_facts
-from treenail.controllers.pools.image_tags import TAG_RESOLVED
+from treenail.controllers.pools import holders, image_tags, node_facts
 from treenail.controllers.status import leader_status, status_table
 from treenail.sanitize import escape_line
 
@@ -207,7 +206,7 @@ def _format_pool(row: status_table.PoolRow, width: int | None) -> Iterator[Style
         yield from _wrap_lines(
             format_build(build), width, "  ", _BUILD_STYLES.get(build.state, "busy")
         )
-    tag = row.conditions.get(TAG_RESOLVED)
+    tag = row.conditions.get(image_tags.TAG_RESOLVED)
     is_known = tag is not None and any(tag.message in blocker.message for blocker in own)
     # A pool without any image is blocked with the same message.
     if tag is not None and tag.status == "False" and not is_known:

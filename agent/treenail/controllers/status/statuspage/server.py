@@ -20,10 +20,8 @@ from typing import Self
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode
-from treenail.clocks import Clock
 from treenail.controllers.pools import node_facts, pool_membership, pool_views
-from treenail.controllers.runtime import http_server
-from treenail.controllers.runtime.informer_set import InformerSet
+from treenail.controllers.runtime import http_server, informer_set
 from treenail.controllers.status import leader_status, status_table
 from treenail.kube import resources, watch
 
@@ -48,8 +46,8 @@ class StatusSource:
 
     def __init__(
         self,
-        informers: InformerSet,
-        clock: Clock,
+        informers: informer_set.InformerSet,
+        clock: clocks.Clock,
         *,
         image_key: str = key.DESIRED_OS_IMAGE,
         read_leader: Callable[[], leader_status.LeaderReport] | None = None,
