@@ -33,7 +33,7 @@ help:  ## this list
 demo: $(DEMO_READY)  ## a pool of three nodes moves to a new OS image, live in this terminal
 	@$(BIN)/treenail-lab demo $(ARGS)
 
-test: check  ## check, all tests, and vm-smoke where it is possible: 20 minutes on two cores without KVM
+test: check  ## check, all tests, and vm-smoke where it is possible: a quarter of an hour on two cores without KVM
 	$(RUN) tools.run_tests $(ARGS)
 
 test-fast: $(READY)  ## the unit tests, which start no process: 3 minutes at most
