@@ -60,7 +60,7 @@ import contextlib, io, time
 begun = time.perf_counter()
 from treenail.memory import load_modules
 with load_modules():
-    import treenail.daemon.configuration.machine as configuration
+    import treenail.daemon.configuration.node_configuration as configuration
     from treenail.cli.node.main import main
     from treenail.host.filesystem.disk import Disk
     from treenail.host.rollback.transaction import UndoTransaction

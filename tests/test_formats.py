@@ -29,7 +29,7 @@ from tests.fakes.disk import MemoryDisk
 from tests.update.build import B
 from tests.update.state.test_record import COMPLETE, is_part_of
 from treenail.config.wanted_state import WantedDirectory, WantedUnit
-from treenail.daemon.configuration.machine import apply_steps
+from treenail.daemon.configuration.node_configuration import apply_steps
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.rollback.undo_log import PENDING_PATH
 from treenail.update.decision import user_requests as requests

@@ -13,7 +13,7 @@ from tests.fakes.host_machine import make_machine
 from treenail.api.machineconfig import MachineConfig
 from treenail.cli.node.main import main
 from treenail.config.wanted_state import read_wanted_state
-from treenail.daemon.configuration.machine import MachineInspector, apply_steps
+from treenail.daemon.configuration.node_configuration import MachineInspector, apply_steps
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import StepError
 from treenail.host.filesystem.disk import Disk

@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusyError, HostError, TransactionError
 from treenail.host.bootc.backend import PULL_UNIT, ROLLBACK_UNIT, SWITCH_UNIT
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.systemd.transient import TransientJob
 from treenail_lab.lifetime.fork_server import LabProcess

@@ -18,7 +18,7 @@ from treenail.host.bootc.backend import (
 )
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.systemd.system_bus import SystemBus
 from treenail.host.systemd.transient import TransientUnits
 from treenail_lab import images

@@ -15,7 +15,7 @@ from tests.fakes.bus_service import BusService
 from treenail.clocks import SystemClock
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient, TransactionOutcome
 from treenail.host.systemd.system_bus import BusInterface, SystemBus, make_options

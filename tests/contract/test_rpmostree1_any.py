@@ -17,7 +17,7 @@ from treenail.clocks import SystemClock
 from treenail.deployment_change import DeploymentChange
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.ostree.deployments import OstreeDeployment
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient

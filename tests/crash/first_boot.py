@@ -39,7 +39,7 @@ from tests.fakes.host_machine import make_machine
 from tests.fakes.world import WentDown
 from tests.update.build import A, B
 from treenail.api import annotations as key
-from treenail.daemon.configuration.machine import recover_interrupted
+from treenail.daemon.configuration.node_configuration import recover_interrupted
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.firstboot import DONE_FILE, STATE_FILE, record_start
 from treenail.errors import TreenailError

@@ -20,7 +20,7 @@ from treenail.config.wanted_state import (
     WantedUnit,
     WantedUser,
 )
-from treenail.daemon.configuration.machine import (
+from treenail.daemon.configuration.node_configuration import (
     MachineInspector,
     RecoveryOutcome,
     apply_steps,

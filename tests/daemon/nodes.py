@@ -42,8 +42,8 @@ from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
 from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
 from treenail.daemon.configuration.drift import DriftCheck
 from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.mcd_state import MCDState
+from treenail.daemon.configuration.node_configuration import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.path_watcher import TouchedPaths
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics

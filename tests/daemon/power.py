@@ -18,7 +18,7 @@ from tests.daemon.machines import (
     visible,
 )
 from tests.fakes.disk import Found, MemoryDisk, PowerCut, Tree
-from treenail.daemon.configuration.machine import RecoveryOutcome
+from treenail.daemon.configuration.node_configuration import RecoveryOutcome
 from treenail.errors import StepError, TreenailError
 
 CALLS = ("fsync", "syncfs", "replace", "exchange")

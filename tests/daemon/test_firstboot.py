@@ -22,7 +22,7 @@ from tests.fakes.world import (
 )
 from tests.update.build import A, B
 from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
+from treenail.daemon.configuration.node_configuration import MachineInspector, NodeConfiguration
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.firstboot import (
     DONE_FILE,

@@ -10,7 +10,11 @@ import pytest
 
 from tests.daemon import walk_budget
 from tests.fakes.host_machine import make_machine
-from treenail.daemon.configuration.machine import apply_steps, recover_interrupted, restore_pending
+from treenail.daemon.configuration.node_configuration import (
+    apply_steps,
+    recover_interrupted,
+    restore_pending,
+)
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.bootc.backend import SwitchRecord
 from treenail.host.filesystem.atomic_files import FileSpec

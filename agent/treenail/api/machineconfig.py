@@ -47,7 +47,7 @@ KERNEL_ARCHITECTURES = {"64k-pages": "arm64"}
 class MachineConfig(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     """One MachineConfig, written by a user or rendered from several.
 
-    ``config`` is the original Ignition config or None; `ignition.parse_ignition` reads it. Unknown
+    ``config`` is the original Ignition config or None; `parser.parse_ignition` reads it. Unknown
     fields are kept and written back.
     """
 

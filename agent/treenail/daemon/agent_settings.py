@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from treenail import errors
 from treenail.api import object_meta, pullspec
-from treenail.host.ostree.backends import BackendSetting
+from treenail.host.ostree.backend_settings import BackendSetting
 from treenail.update.checks.preflight_reason import PreflightReason
 from treenail.update.drift import drift_policy
 from treenail.update.state import boot_trial

@@ -191,7 +191,7 @@ class FirstBootRunner:
             interfaces.os.stage_deployment(stage.change, watch=self._check_progress)
 
         try:
-            os_transaction.pull_image(interfaces.credentials, stage.change.image, attempt)
+            os_transaction.pull_with_logins(interfaces.credentials, stage.change.image, attempt)
         except errors.BusyError as error:
             os_transaction.wait_while_busy(error, interfaces.os, self._check_progress)
             raise

@@ -7,7 +7,7 @@ from dataclasses import replace
 from treenail import errors
 from treenail.api import decode, machineconfig
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
-from treenail.daemon.configuration import machine, mcd_state
+from treenail.daemon.configuration import mcd_state, node_configuration
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.image_content import DeploymentImages
 from treenail.host.filesystem.atomic_files import HostFiles
@@ -30,7 +30,7 @@ class FirstBootVerifier:
         self,
         files: HostFiles,
         images: DeploymentImages,
-        configuration: machine.NodeConfiguration,
+        configuration: node_configuration.NodeConfiguration,
         check: DriftCheck,
         *,
         policy: drift_policy.DriftPolicy,

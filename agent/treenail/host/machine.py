@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from treenail.clocks import Clock
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.filesystem.disk import Disk
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 
 if TYPE_CHECKING:
     from treenail.host.container.podman import Podman

@@ -6,7 +6,7 @@ import pytest
 
 from treenail.cli.node.backend import BackendChoice, choose_backend
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.ostree.backends import BackendSetting
+from treenail.host.ostree.backend_settings import BackendSetting
 
 RPM_OSTREED = "usr/lib/systemd/system/rpm-ostreed.service"
 BOOTC = "usr/bin/bootc"

@@ -571,7 +571,7 @@ def test_job_with_the_name_of_one_that_failed_is_not_run_twice() -> None:
 def find_writes(content: str) -> int:
     found = world(content)
     found.converge()
-    return len([line for line in found.log if "AskRegistry" not in line])
+    return len([line for line in found.log if "CallRegistry" not in line])
 
 
 @pytest.mark.parametrize("content", ["", "c0"])

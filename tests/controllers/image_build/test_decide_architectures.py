@@ -201,7 +201,7 @@ def test_failed_build_is_made_again_without_the_architecture_that_left() -> None
 def test_kill_at_each_write_leads_to_the_same_end(is_before: bool) -> None:
     whole = world()
     whole.converge()
-    writes = len([line for line in whole.log if "AskRegistry" not in line])
+    writes = len([line for line in whole.log if "CallRegistry" not in line])
     for number in range(writes):
         found = world()
         found.kill_at, found.kills_before = number, is_before

@@ -14,7 +14,11 @@ from treenail.builder.build_spec import BuildSpec
 from treenail.config.image_mirrors import NO_MIRRORS
 from treenail.controllers.image_build.build_planner import BuildPlanner
 from treenail.controllers.image_build.cluster_reader import ClusterReader, FileObjects
-from treenail.controllers.image_build.job_builder import BuildReference, JobSettings, build_inputs
+from treenail.controllers.image_build.job_builder import (
+    BuildReference,
+    JobSettings,
+    build_input_configmap,
+)
 from treenail.errors import ConfigError
 from treenail.kube.resources import MACHINECONFIGS, Resource, get_object
 
@@ -125,7 +129,7 @@ def test_mirrors_of_the_config_reach_the_job_and_change_no_key(text: str) -> Non
     ]
     mirrored, plain = plans
     build = BuildReference("worker-1", "uid", "worker")
-    document = build_inputs(mirrored, mirrored.systems[0], build, JobSettings())
+    document = build_input_configmap(mirrored, mirrored.systems[0], build, JobSettings())
     spec = BuildSpec.from_json(json.loads(str(get_object(document, "data")["build.json"])))
     assert spec.mirrors.list_places("registry.example.com/os/base", is_digest=True) == (
         "m.example/os/base", "registry.example.com/os/base",

@@ -11,10 +11,10 @@ from treenail.controllers.image_build.build_facts import (
     AcceptRebuild,
     AdoptJob,
     AppendConfig,
-    AskRegistry,
     BuildAction,
     BuildFacts,
     BuildSituation,
+    CallRegistry,
     CheckImage,
     CheckPush,
     CreateBuild,
@@ -243,7 +243,7 @@ class World:
             decision = self.sync(name)
             if self._answer_push_checks():
                 continue
-            if not [each for each in decision.actions if not isinstance(each, AskRegistry)]:
+            if not [each for each in decision.actions if not isinstance(each, CallRegistry)]:
                 return decision
         raise Broken(f"writes without end: {decision.actions}")
 
@@ -266,7 +266,7 @@ class World:
         raise Broken("does not converge")
 
     def _count_write(self, action: BuildAction, *, after: bool = False) -> None:
-        if self.kill_at is None or isinstance(action, AskRegistry) or after is self.kills_before:
+        if self.kill_at is None or isinstance(action, CallRegistry) or after is self.kills_before:
             return
         self.kill_at -= 1
         if self.kill_at < 0:
@@ -332,7 +332,7 @@ class World:
                 self._set_job(job.name, owners=owners)
             case DeleteJob(job):
                 self.jobs.pop(job.name)
-            case AskRegistry(question):
+            case CallRegistry(question):
                 if (name, question) not in self.asked:
                     self.asked.append((name, question))
             case ReportPool(reason, message):

@@ -15,7 +15,7 @@ from treenail.api.disruptionpolicy import (
 )
 from treenail.api.ignition.model import Contents
 from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit, WantedUser
-from treenail.daemon.configuration.machine import (
+from treenail.daemon.configuration.node_configuration import (
     MachineInspector,
     RecoveryOutcome,
     apply_steps,

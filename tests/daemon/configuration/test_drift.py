@@ -16,7 +16,11 @@ from treenail.config.image_content import ImageSplit
 from treenail.config.wanted_state import WantedState, read_wanted_state
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
 from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration, apply_steps
+from treenail.daemon.configuration.node_configuration import (
+    MachineInspector,
+    NodeConfiguration,
+    apply_steps,
+)
 from treenail.daemon.configuration.path_watcher import PathWatcher
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.errors import BusError

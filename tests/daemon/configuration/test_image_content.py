@@ -9,7 +9,7 @@ from treenail.api.ignition.model import Contents
 from treenail.config.image_content import compare_with_image
 from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit
 from treenail.daemon.configuration.image_content import list_tree_paths, read_image_content
-from treenail.daemon.configuration.machine import MachineInspector
+from treenail.daemon.configuration.node_configuration import MachineInspector
 from treenail.host.filesystem.root_directory import Root, open_booted_tree
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.step_types import WriteFile

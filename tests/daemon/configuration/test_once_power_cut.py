@@ -36,7 +36,7 @@ from tests.daemon.power import CALLS, Findings, Site, WitnessedDisk, failing_cal
 from tests.fakes.disk import MemoryDisk
 from treenail.config import node_paths
 from treenail.config.wanted_state import WantedDirectory, WantedLink, WantedUnit
-from treenail.daemon.configuration.machine import apply_steps
+from treenail.daemon.configuration.node_configuration import apply_steps
 from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.host.filesystem import atomic_files, entries
 from treenail.host.rollback import transaction, undo_log

@@ -17,7 +17,7 @@ from treenail.host.bootc.progress import BootcProgress
 from treenail.host.bootc.status import is_composefs, parse_status
 from treenail.host.container.podman import PodmanProgress
 from treenail.host.container.registry import SkopeoClient
-from treenail.host.ostree.backends import find_remedy
+from treenail.host.ostree.backend_settings import find_remedy
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.rpmostree.client import RpmOstreeProgress, _parse_deployments
 from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments

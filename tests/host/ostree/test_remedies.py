@@ -2,7 +2,7 @@
 
 import pytest
 
-from treenail.host.ostree.backends import find_remedy
+from treenail.host.ostree.backend_settings import find_remedy
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from treenail.deployment_change import DeploymentChange
 from treenail.errors import BusError, BusyError, CancelledError, HostError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.ostree.deployments import (
     DeploymentStatus,
     OstreeDeployment,

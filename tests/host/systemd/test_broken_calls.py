@@ -11,7 +11,7 @@ from tests.fakes.bus_proxy import BusCall, BusProxy, FaultKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.services import Services
 from treenail.errors import BusError, UnitError
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.ostree.deployments import TransactionVerdict
 from treenail.host.rpmostree.client import TransactionFinished, follow_transaction
 from treenail.host.systemd.logind import Logind

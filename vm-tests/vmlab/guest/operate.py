@@ -13,7 +13,7 @@ from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import BackendSetting
+from treenail.host.ostree.backend_settings import BackendSetting
 from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 
 

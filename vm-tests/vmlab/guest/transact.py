@@ -10,7 +10,7 @@ import sys
 
 from treenail.clocks import SystemClock
 from treenail.errors import TreenailError
-from treenail.host.ostree.backends import TransactionLimits
+from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.rpmostree.client import RpmOstreeClient
 from treenail.host.systemd.system_bus import SystemBus, make_options
 

@@ -10,7 +10,7 @@ from treenail import errors
 from treenail.cli.node.local_machine import find_agent_status
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree.backends import BackendSetting
+from treenail.host.ostree.backend_settings import BackendSetting
 from treenail.host.ostree.deployments import DeploymentStatus
 
 if TYPE_CHECKING:

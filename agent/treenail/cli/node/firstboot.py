@@ -17,7 +17,7 @@ from treenail.daemon.configuration import drift, image_content
 from treenail.daemon.local.status_file import StatusFile
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
-from treenail.host.ostree import backends, deployments
+from treenail.host.ostree import backend_settings, deployments
 from treenail.host.system.kernel import HostKernel
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
         journal.configure_logging(
             root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
         )
-    limits = backends.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s)
+    limits = backend_settings.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s)
     machine = Machine(root, clock=clocks.SystemClock(), limits=limits)
     if not machine.kernel.is_ostree_booted():
         log.info("%s is not booted from OSTree; nothing to do", root.prefix)

@@ -13,7 +13,7 @@ from treenail.config.image_content import ImageSplit, compare_with_image
 from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration import config_cache, mcd_handback, mcd_state
 from treenail.daemon.configuration.image_content import read_image_content
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.node_configuration import NodeConfiguration
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.host.machine import Machine
 from treenail.update.state import ledger_record

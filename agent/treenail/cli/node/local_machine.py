@@ -13,7 +13,7 @@ from treenail.host.machine import Machine
 
 if TYPE_CHECKING:
     from treenail.daemon.agent_settings import AgentSettings, PartialSettings
-    from treenail.daemon.configuration.machine import NodeConfiguration
+    from treenail.daemon.configuration.node_configuration import NodeConfiguration
     from treenail.host.systemd.system_bus import SystemBus
 
 
@@ -43,7 +43,7 @@ def find_agent_status(machine: Machine) -> object:
 def create_configuration(machine: Machine, *, is_running: bool) -> "NodeConfiguration":
     """Create what plans and applies steps; it uses systemd only if the machine is running."""
     # Imported late: commands that only read the ledger do not need it.
-    from treenail.daemon.configuration.machine import MachineInspector, NodeConfiguration
+    from treenail.daemon.configuration.node_configuration import MachineInspector, NodeConfiguration
     from treenail.daemon.configuration.step_runner import StepRunner
 
     systemd = machine.systemd if is_running else None

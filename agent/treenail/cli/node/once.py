@@ -17,7 +17,7 @@ from treenail.cli import files, output, output_format, terminal
 from treenail.cli.node import local_machine
 from treenail.config import image_content, wanted_state
 from treenail.daemon.configuration import config_cache
-from treenail.daemon.configuration.machine import RecoveryOutcome
+from treenail.daemon.configuration.node_configuration import RecoveryOutcome
 from treenail.host.machine import Machine
 from treenail.update.steps.step_types import ConfigStep, StoreConfig
 

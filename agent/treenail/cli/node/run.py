@@ -27,12 +27,12 @@ from treenail.daemon.configuration import (
     path_watcher,
     trust_store,
 )
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.node_configuration import NodeConfiguration
 from treenail.daemon.local import metrics, requests, status_file
 from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
-from treenail.host.ostree import backends, deployments
+from treenail.host.ostree import backend_settings, deployments
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
@@ -98,7 +98,7 @@ def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
         clock=clocks.SystemClock(),
         bus=bus,
         heartbeat=lambda: machine.notifier.notify_watchdog(),  # noqa: PLW0108 - not bound yet
-        limits=backends.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
+        limits=backend_settings.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
     )
     if not machine.kernel.is_ostree_booted():
         return _report_unmanaged_host(machine)
@@ -134,7 +134,7 @@ def _roll_back_after_crashes(machine: Machine, arguments: argparse.Namespace) ->
 
     def create_interfaces() -> tuple[deployments.OSBackend, logind.Logind, NodeConfiguration]:
         machine.notifier.extend_start_timeout(loop.START_EXTENSION_S)
-        choice = backend.choose_backend(backends.BackendSetting.AUTO, machine.root)
+        choice = backend.choose_backend(backend_settings.BackendSetting.AUTO, machine.root)
         os = backend.create_operating_system(choice, machine)
         configuration = local_machine.create_configuration(machine, is_running=True)
         return os, machine.logind, configuration

@@ -5,7 +5,7 @@ from treenail.daemon.checks import health, preflight
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.host.container.registry import SkopeoClient
 from treenail.host.machine import Machine
-from treenail.host.ostree import backends, deployments
+from treenail.host.ostree import backend_settings, deployments
 from treenail.host.system import health_probes
 
 HEALTH_CHECK_DIRECTORY = "/etc/treenail/health.d"
@@ -15,7 +15,7 @@ def create_preflight(
     machine: Machine,
     os: deployments.OSBackend,
     settings: agent_settings.PreflightSettings,
-    backend: backends.BackendSetting,
+    backend: backend_settings.BackendSetting,
 ) -> preflight.PreflightChecker:
     """Create the pre-flight checks of this machine; ``os`` reads its deployments."""
     return preflight.PreflightChecker(
@@ -24,7 +24,7 @@ def create_preflight(
         SkopeoClient(machine.programs, machine.clock, timeout_s=settings.registry_s),
         only_warn=settings.only_warn,
         # bootc deploys from the storage of podman, which needs space for the image too.
-        has_image_store=backend is backends.BackendSetting.BOOTC,
+        has_image_store=backend is backend_settings.BackendSetting.BOOTC,
     )
 
 

@@ -420,8 +420,11 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class AskRegistry:
-    """Ask a registry; the answer is a fact of a later decision."""
+class CallRegistry:
+    """Check an image of a registry, or push one, on another thread.
+
+    The answer is a fact of a later decision.
+    """
 
     question: Question
 
@@ -447,7 +450,7 @@ BuildAction = (
     | CreateJob
     | AdoptJob
     | DeleteJob
-    | AskRegistry
+    | CallRegistry
     | ReportPool
 )
 

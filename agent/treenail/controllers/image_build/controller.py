@@ -168,7 +168,7 @@ class BuildController:
             writes = [
                 action
                 for action in decision.actions
-                if not isinstance(action, build_facts.AskRegistry)
+                if not isinstance(action, build_facts.CallRegistry)
             ]
             for action in decision.actions:
                 self._execute_action(action, key, plan)
@@ -453,14 +453,14 @@ class BuildController:
         if objects is None:
             return
         match action:
-            case build_facts.AskRegistry(question):
+            case build_facts.CallRegistry(question):
                 if plan is not None and not isinstance(question, image_tags.TagQuestion):
                     ready = plan
                     self._requests.ask(
                         name,
                         _get_image(question),
                         question,
-                        lambda: self._dependencies.layers.answer_question(
+                        lambda: self._dependencies.layers.run_request(
                             question, ready, objects.config
                         ),
                     )

@@ -132,7 +132,7 @@ class RegistryQuestions:
         """Return the answer of a registry; None, and a request for it, without one."""
         answer = self._situation.answers.get(question)
         if answer is None:
-            self._actions.append(build_facts.AskRegistry(question))
+            self._actions.append(build_facts.CallRegistry(question))
         return answer
 
     def retry_question(
@@ -141,7 +141,7 @@ class RegistryQuestions:
         """Ask again after a failure, at once or after the delay."""
         due = answer.compute_retry_time()
         if due <= self._situation.now:
-            self._actions.append(build_facts.AskRegistry(question))
+            self._actions.append(build_facts.CallRegistry(question))
         else:
             self._delays.append(due - self._situation.now)
 

@@ -82,7 +82,7 @@ def make_login_name(build: str, architecture: str, *, is_push: bool) -> str:
     return f"{'final' if is_push else 'base'}-{build}{suffix}"
 
 
-def build_inputs(
+def build_input_configmap(
     plan: build_planner.BuildPlan,
     system: build_planner.SystemPlan,
     build: BuildReference,
@@ -358,7 +358,9 @@ class JobBuilder:
         # Builds of the same key are decided on different threads.
         with self._lock:
             self._check_none_runs(system.wanted.share_key, owner)
-            self._put(resources.CONFIGMAPS, build_inputs(plan, system, owner, self._settings))
+            self._put(
+                resources.CONFIGMAPS, build_input_configmap(plan, system, owner, self._settings)
+            )
             pull_login, push_login = self._prepare_logins(plan, system, config, owner)
             body = build_job(
                 plan,

@@ -137,7 +137,7 @@ class LayerBuilder:
         self._signing_key = signing_key
         self._repository_lock = repository_lock or RepositoryLock()
 
-    def answer_question(
+    def run_request(
         self,
         question: build_facts.CheckImage | build_facts.CheckPush | build_facts.AppendConfig,
         plan: build_planner.BuildPlan,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from treenail.config import drift_comparison, node_paths
 from treenail.daemon.configuration import config_cache, path_watcher
 from treenail.daemon.configuration.drift import BootedState, DriftCheck, ExpectedState
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.node_configuration import NodeConfiguration
 from treenail.host.machine import Machine
 from treenail.log import MessageId
 from treenail.update.drift import drift_policy, drift_repair

@@ -259,7 +259,7 @@ class ActionRunner:
             interfaces.os.stage_deployment(change, watch=watch)
 
         try:
-            os_transaction.pull_image(interfaces.pull_secrets, change.image, attempt)
+            os_transaction.pull_with_logins(interfaces.pull_secrets, change.image, attempt)
         except errors.BusyError as error:
             os_transaction.wait_while_busy(error, interfaces.os, watch)
             return False

@@ -7,7 +7,7 @@ from treenail.daemon.checks.health import HealthChecker
 from treenail.daemon.checks.preflight import PreflightChecker
 from treenail.daemon.cluster import controller_config, node_client
 from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles, PullSecrets
-from treenail.daemon.configuration import drift_repair, image_content, machine
+from treenail.daemon.configuration import drift_repair, image_content, node_configuration
 from treenail.daemon.configuration.config_cache import ConfigCache
 from treenail.daemon.configuration.mcd_state import MCDState
 from treenail.daemon.configuration.trust_store import TrustStore
@@ -38,7 +38,7 @@ class NodeInterfaces:
     trust_store: TrustStore
     requests: RequestFile
     mcd_state: MCDState
-    configuration: machine.NodeConfiguration
+    configuration: node_configuration.NodeConfiguration
     config_cache: ConfigCache
     drift: drift_repair.DriftMonitor
     preflight: PreflightChecker

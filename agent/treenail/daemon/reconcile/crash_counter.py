@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from treenail import clocks, errors
-from treenail.daemon.configuration.machine import NodeConfiguration
+from treenail.daemon.configuration.node_configuration import NodeConfiguration
 from treenail.daemon.reconcile.observe import summarize_deployments
 from treenail.host.ostree.deployments import OSBackend
 from treenail.host.system import state_file

@@ -143,7 +143,7 @@ def wait_while_busy(
         raise error
 
 
-def pull_image(credentials: PullSecrets, image: str, attempt: Callable[[], None]) -> None:
+def pull_with_logins(credentials: PullSecrets, image: str, attempt: Callable[[], None]) -> None:
     """Attempt to pull the image, with the newest login and then with the previous one.
 
     Raises what the last attempt raised.

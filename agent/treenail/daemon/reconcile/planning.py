@@ -1,4 +1,7 @@
-"""Plan the steps of an update from the configs and the machine."""
+"""The impact of an update, and the steps that are left to do, from configs and machine.
+
+Both are computed again each time: no plan is stored.
+"""
 
 import logging
 from collections.abc import Sequence

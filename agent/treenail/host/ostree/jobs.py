@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from treenail import clocks, errors
-from treenail.host.ostree import backends, deployments
+from treenail.host.ostree import backend_settings, deployments
 from treenail.host.systemd import transient
 from treenail.host.systemd.journal import SystemdJournal
 
@@ -28,7 +28,7 @@ class JobRunner:
         units: transient.TransientUnits,
         journal: SystemdJournal,
         clock: clocks.Clock,
-        limits: backends.TransactionLimits,
+        limits: backend_settings.TransactionLimits,
         *,
         heartbeat: Callable[[], None],
     ) -> None:
@@ -105,7 +105,7 @@ class JobRunner:
         text = self._journal.read_error(run.invocation)
         raise errors.TransactionError(
             f"{failure}: {describe_failure(run, text)}",
-            remedy=backends.find_remedy(
+            remedy=backend_settings.find_remedy(
                 text, f"see: journalctl _SYSTEMD_INVOCATION_ID={run.invocation}"
             ),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from treenail import clocks, errors, retry, sanitize
-from treenail.host.ostree import backends, deployments
+from treenail.host.ostree import backend_settings, deployments
 from treenail.host.systemd import system_bus
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def follow_transaction(
     watch: deployments.TransactionWatch,
     *,
     clock: clocks.Clock,
-    limits: backends.TransactionLimits,
+    limits: backend_settings.TransactionLimits,
     is_ours: bool,
 ) -> TransactionOutcome:
     """Start or join the transaction and report its progress until it ends.
@@ -100,7 +100,7 @@ class _TransactionFollower:
         peer: system_bus.BusPeer,
         watch: deployments.TransactionWatch,
         clock: clocks.Clock,
-        limits: backends.TransactionLimits,
+        limits: backend_settings.TransactionLimits,
         *,
         is_ours: bool,
     ) -> None:
@@ -239,7 +239,7 @@ class RpmOstreeClient:
         self,
         bus: system_bus.SystemBus,
         clock: clocks.Clock,
-        limits: backends.TransactionLimits,
+        limits: backend_settings.TransactionLimits,
         *,
         heartbeat: Callable[[], None],
     ) -> None:
@@ -426,7 +426,7 @@ def check_outcome(outcome: TransactionOutcome, operation: str) -> None:
                 raise errors.CancelledError(f"rpm-ostree did not {operation}: it was cancelled")
             raise errors.TransactionError(
                 f"rpm-ostree cannot {operation}: {text or 'it gave no reason'}",
-                remedy=backends.find_remedy(text, "see: journalctl -u rpm-ostreed"),
+                remedy=backend_settings.find_remedy(text, "see: journalctl -u rpm-ostreed"),
             )
         case TransactionLost():
             # No TransactionError: rpm-ostreed may have restarted, and a retry can succeed.

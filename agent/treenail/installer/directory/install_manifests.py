@@ -278,7 +278,7 @@ class InstallManifests:
         )
 
     def iter_texts(self) -> Iterator[tuple[str, str]]:
-        """Yield location and JSON of each object, as `image_build.offline` reads them."""
+        """Yield location and JSON of each object, as `build_planner.plan_builds` reads them."""
         for manifest in self.objects.values():
             yield manifest.location, json.dumps(manifest.document)
 

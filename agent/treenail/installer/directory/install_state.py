@@ -103,7 +103,7 @@ def find_changed_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> tu
 class InstallState:
     """The steps of an installation, each written durably before it begins.
 
-    Hold the lock of the directory while you use it: see `open_install_state`.
+    Hold the lock of the directory while you use it: see `hold_install_lock`.
     """
 
     def __init__(

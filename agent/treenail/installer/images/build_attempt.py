@@ -186,7 +186,7 @@ class BuildAttempt:
         warning = ""
         if plan.wanted.needs_job:
             self._require_success(
-                self._layers.answer_question(
+                self._layers.run_request(
                     build_facts.CheckPush("", plan.wanted.push_spec, number), plan, config
                 )
             )
@@ -215,7 +215,7 @@ class BuildAttempt:
         question = build_facts.AppendConfig(
             "", number, sources, plan.wanted.push_spec, plan.wanted.config
         )
-        answer = self._require_success(self._layers.answer_question(question, plan, config))
+        answer = self._require_success(self._layers.run_request(question, plan, config))
         warning = "; ".join(filter(None, (warning, answer.warning)))
         return AttemptResult(answer.pull_spec, systems, {**seconds, **answer.seconds}, warning)
 

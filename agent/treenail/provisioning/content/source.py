@@ -71,7 +71,7 @@ def select_image(
     config it counts the nodes with the image before, until the rollout controller writes it again.
     ``is_image_running`` returns whether a Node reports a pull spec as its current image.
 
-    ``first_image`` is one that they get though no node runs it (`first_image.decide_first_image`).
+    ``first_image`` is one that they get though no node runs it (`decide_first_image`).
     ``rendered_image`` is the osImageURL of the selected rendered config. Machines cannot reach the
     registries in ``needs_cluster`` (``HOST`` or ``HOST:PORT``) before they join.
     """

@@ -2,7 +2,8 @@
 
 Paths and status codes are those of the Machine Config Operator's server (api.go), except that an
 unknown pool is 404 and that every error has a body. Only the bootstrap host of an installation has
-``/status``. The listener limits connections in all and of each address.
+``/status``. A request handler reads a request, and `service.ConfigService` answers it. The
+listener limits connections in all and of each address.
 """
 
 import http.client

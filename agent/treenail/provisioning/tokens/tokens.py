@@ -3,7 +3,8 @@
 The Secret never contains a token, only its SHA-256, and the size of a Secret limits their number: a
 token and its use take about 105 bytes, 60 when compressed, and the API server accepts 1 MiB.
 
-`Access` decides with them, or without tokens, about a request for a config.
+`Access` decides with them, or without tokens, about a request for a config; the decision with
+tokens is `token_access.TokenAccess`, which counts their uses.
 """
 
 import base64
