@@ -97,7 +97,10 @@ def _set_state(document: dict[str, Any]) -> None:
         (lambda content: change_document(_set_version, content), "its version is 2, and this"),
         (lambda content: change_document(_add_field, content), "know the field colour"),
         (lambda content: change_document(_add_step_field, content), r"field steps\[0\].colour"),
-        (lambda content: change_document(_set_state, content), "'paused' is no StepState"),
+        (
+            lambda content: change_document(_set_state, content),
+            "state: expected one of running, done, failed, found 'paused'",
+        ),
     ],
 )
 def test_a_state_that_cannot_be_read_is_refused_with_the_remedy(

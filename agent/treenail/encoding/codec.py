@@ -361,9 +361,13 @@ class _Codec:
         raise TypeError(f"cannot decode JSON as {kind}")
 
     def _make_annotated_reader(self, kind: object) -> json_values.Reader:
-        read = self.get_reader(_find_wire(kind))
+        wire = _find_wire(kind)
+        read = self.get_reader(wire)
+        # An API's null is the zero value of a type, but a list may have it as an entry.
+        can_be_null = any(_NULL in get_args(_strip_markers(each)) for each in (kind, wire))
         for via in _list_vias(kind):
-            read = read if via.read is None else json_values.chain(read, via.read)
+            if via.read is not None:
+                read = json_values.chain(read, via.read, can_be_null=can_be_null)
         return read
 
     def _make_member_reader(self, members: Mapping[object, object]) -> json_values.Reader:

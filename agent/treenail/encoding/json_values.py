@@ -214,11 +214,13 @@ def refuse_unknown_keys(known: Collection[str], document: Json) -> None:
     raise Mismatch(problem="unknown field", remedy=remedy, at=[unknown])
 
 
-def chain(first: Reader, second: Callable[..., object]) -> Reader:
+def chain(first: Reader, second: Callable[..., object], *, can_be_null: bool) -> Reader:
+    """Return a reader that applies both; ``null`` skips the second where it is a value."""
+
     def read(value: object) -> object:
         inner = first(value)
         try:
-            return None if inner is None else second(inner)
+            return None if inner is None and can_be_null else second(inner)
         except ConfigError as error:
             raise Mismatch(problem=str(error), remedy=error.remedy) from error
 

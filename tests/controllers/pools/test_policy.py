@@ -111,6 +111,10 @@ def test_share_is_between_one_node_and_all(share: PoolShare, total: int, expecte
             "canary.nodes: expected a count of nodes or a percentage from 1% to 100%, found 0",
         ),
         (
+            {"waves": [None, "50%"]},
+            "waves[0]: expected a count of nodes or a percentage from 1% to 100%, found null",
+        ),
+        (
             {"waves": ["110%"]},
             "waves[0]: expected a count of nodes or a percentage from 1% to 100%, found '110%'",
         ),

@@ -226,7 +226,8 @@ def _read_share(value: object) -> PoolShare:
     if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)) and value != "0%":
         return PoolShare(percent=int(match[1]))
     expected = "a count of nodes or a percentage from 1% to 100%"
-    raise json_values.Mismatch(problem=f"expected {expected}, found {value!r:.40}")
+    actual = "null" if value is None else repr(value)[:40]
+    raise json_values.Mismatch(problem=f"expected {expected}, found {actual}")
 
 
 def _limit_entries(limit: int) -> codec.Via:
