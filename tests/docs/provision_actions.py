@@ -7,7 +7,7 @@ and the permissions of the ServiceAccount that a guide created.
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.docs.lab_shell import CLUSTER, LabShells
 from tests.waiting import wait_until
@@ -16,7 +16,7 @@ from treenail.api.decode import Fields
 from treenail.errors import NotFoundError
 from treenail.kube.resources import DAEMONSETS, SECRETS
 from treenail.manifests.ignition_server import CERTIFICATE_SECRET, NAME
-from treenail.provisioning.machines.logged_requests import RequestOutcome
+from treenail.provisioning.machines.logged_requests import LoggedRequest, RequestOutcome
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP, RequestStore
 from treenail_lab.apiserver.access.certificates import write_private_file
 from treenail_lab.cluster import POOL, Lab
@@ -103,20 +103,30 @@ class ProvisionActions:
         install_new_machine(self._lab, name, STOCK, self._server, content).start()
 
     def _wait_for_node(self, name: str) -> None:
+        """Wait until the Node is updated, and the server has logged what its machine received."""
+
         def is_done() -> bool:
             try:
                 return self._lab.read_annotations(name).get(key.STATE) == "Done"
             except NotFoundError:
                 return False
 
+        def is_logged() -> bool:
+            outcomes = {logged.row.outcome for logged in self._read_log()}
+            return RequestOutcome.SERVED in outcomes
+
         wait_until(is_done, limit_s=_LIMIT_S)
+        wait_until(is_logged, limit_s=_LIMIT_S)
 
     def _wait_for_refusals(self, count: str) -> None:
         """Wait until the server has written its log."""
 
         def is_logged() -> bool:
-            stored = RequestStore(self._lab.client, NAME, REQUEST_CONFIGMAP).read_rows()
-            refused = [each for each in stored if each.row.outcome is RequestOutcome.REFUSED]
-            return len({each.row.reason for each in refused}) >= int(count)
+            rows = [logged.row for logged in self._read_log()]
+            refused = {row.reason for row in rows if row.outcome is RequestOutcome.REFUSED}
+            return len(refused) >= int(count)
 
         wait_until(is_logged, limit_s=_LIMIT_S)
+
+    def _read_log(self) -> Sequence[LoggedRequest]:
+        return RequestStore(self._lab.client, NAME, REQUEST_CONFIGMAP).read_rows()
