@@ -39,6 +39,7 @@ from treenail.kube.resources import (
     PODS,
     SECRETS,
 )
+from treenail.manifests.removal import SELECTOR
 from treenail.registry.images import resolve_image
 from treenail_lab.registry.service import RegistryService
 
@@ -77,9 +78,9 @@ def site(kubeconfig: Path, tmp_path: Path, lab_registry: RegistryService) -> Ite
         place.remove()
 
 
-def list_objects(site: BuildSite) -> list[str]:
-    """Names of all objects that belong to builds."""
-    params = {"labelSelector": f"{key.IMAGE_CONFIG}=worker"}
+def list_objects(site: BuildSite, selector: str = "") -> list[str]:
+    """Names of all objects that belong to builds, and have these labels too."""
+    params = {"labelSelector": ",".join(filter(None, (f"{key.IMAGE_CONFIG}=worker", selector)))}
     found: list[Any] = list(site.client.list(MACHINEOSBUILDS, params=params).items)
     for resource in (JOBS, PODS, SECRETS, CONFIGMAPS):
         found += site.client.list(resource, namespace=site.namespace, params=params).items
@@ -106,6 +107,8 @@ def test_job_of_a_build_is_accepted_and_its_image_is_ready(site: Site) -> None:
         assert pod["spec"]["serviceAccountName"] == "treenail-builder"
         (job,) = found.jobs()
         assert len(job["spec"]["podFailurePolicy"]["rules"]) == 2
+        unlabelled = {*list_objects(found)} - {*list_objects(found, SELECTOR)}
+        assert unlabelled == set()
         kubelet.succeed(pod)
         found.wait_image(limit_s=LIMIT_S)
         wait_until(lambda: not found.jobs(), limit_s=LIMIT_S)

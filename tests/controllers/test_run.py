@@ -20,6 +20,7 @@ import pytest
 from tests.controllers.drain.site import Site
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply
 from tests.waiting import wait_until
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.cli.controller import run
 from treenail.cli.controller.main import create_parser, main
 from treenail.cli.controller.run.command import ControllerProcess
@@ -130,6 +131,7 @@ def test_process_drains_a_node_and_exits_cleanly(
 
     lease = site.client.get(LEASES, NAME, namespace=OPTIONS.namespace)
     assert lease["spec"]["holderIdentity"] == ""  # type: ignore[index]  # a dict
+    assert lease["metadata"]["labels"] == PART_OF_LABELS  # type: ignore[index]  # a dict
     node: Any = site.client.get(NODES, "a")
     assert "treenail-drain" in [each["manager"] for each in node["metadata"]["managedFields"]]
     log = process.log.read_text()

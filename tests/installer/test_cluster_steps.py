@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.installer.pool_builds import RecordingContext
-from treenail.api.component_names import NAMESPACE
+from treenail.api.component_names import NAMESPACE, PART_OF_LABELS
 from treenail.api.pullspec import parse_push_spec
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.handover_objects import (
@@ -29,7 +30,7 @@ from treenail.installer.bootstrap.cluster_steps import (
 from treenail.installer.bootstrap.image_steps import PoolImage
 from treenail.installer.install_steps import StepLimit, StepOverdueError
 from treenail.kube.api_client import Client
-from treenail.kube.resources import CONFIGMAPS, SECRETS
+from treenail.kube.resources import CONFIGMAPS, NAMESPACES, SECRETS
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 
@@ -63,6 +64,9 @@ def test_publish_creates_and_replaces_the_secret(client: Client) -> None:
     FirstBootStep(lambda: client, LIMIT, lambda: "").run(context)
     PublishStep(lambda: client, make_handover, LIMIT).run(context)
     assert read_published(client) == make_handover()
+    # The API server adds a label with the name.
+    labels: Any = client.get(NAMESPACES, NAMESPACE)["metadata"]
+    assert PART_OF_LABELS.items() <= labels["labels"].items()
     newer = make_handover("sha256:" + "cd" * 32)
     step = PublishStep(lambda: client, lambda: newer, LIMIT)
     assert (

@@ -20,7 +20,7 @@ from tests.installer.directories import (
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
 from treenail.api import annotations as key
-from treenail.api.component_names import MCO_NAMESPACE
+from treenail.api.component_names import MCO_NAMESPACE, PART_OF_LABELS
 from treenail.cli.controller.main import main
 from treenail.clocks import SystemClock
 from treenail.controllers.handover.image_mode import WorkerMode
@@ -109,8 +109,10 @@ def test_prepare_writes_manifests_and_removes_the_field(root: Path) -> None:
     assert master.containerfiles[0].content == CONTAINERFILE
     assert master.push_spec == "registry.example.com/os/master:latest"
     assert found.image_configs["worker"].containerfiles == ()
-    assert found.find("Namespace", "treenail") is not None
+    namespace = found.find("Namespace", "treenail")
     push = found.find("Secret", "treenail-install-push", "treenail")
+    for created in (namespace, push):
+        assert created.document["metadata"]["labels"] == PART_OF_LABELS  # type: ignore[index]
     text = base64.b64decode(push.document["data"][".dockerconfigjson"]).decode()  # type: ignore[index]
     assert "registry.example.com" in text
     assert "quay.io" not in text

@@ -1,5 +1,8 @@
 """Names of treenail's own objects in a cluster, and of a neighbour's."""
 
+PART_OF_LABELS = {"app.kubernetes.io/part-of": "treenail"}
+"""Labels of every object that treenail creates; ``uninstall`` finds them by it."""
+
 CONTROLLER = "treenail-controller"
 """Deployment, Lease, ServiceAccount and source of Events of the controllers."""
 NAMESPACE = "treenail"

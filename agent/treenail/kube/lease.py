@@ -6,9 +6,9 @@ Writes of a process that may lose its lead are not sent, or undone if they come 
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from treenail import clocks, errors, retry
 from treenail.kube import api_client, resources
@@ -32,6 +32,8 @@ class LeaderElectionConfig:
     lease_duration_s: float = 15.0
     renew_deadline_s: float = 10.0
     retry_period_s: float = 2.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of a Lease that this candidate creates."""
 
 
 class LeaderElector:
@@ -152,9 +154,10 @@ class LeaderElector:
             body: api_client.Json = {
                 "apiVersion": resources.LEASES.api_version,
                 "kind": resources.LEASES.kind,
-                "metadata": {"name": self._config.name, "namespace": self._config.namespace},
+                "metadata": {"name": self._config.name, "namespace": self._config.namespace,
+                             "labels": dict(self._config.labels)},
                 "spec": self._build_spec({}),
-            }
+            }  # fmt: skip
             self._client.create(resources.LEASES, body, namespace=self._config.namespace)
             return self._config.identity
         spec = resources.get_object(lease, "spec")

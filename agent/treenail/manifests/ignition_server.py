@@ -24,7 +24,7 @@ METRICS_PORT = 22625
 CERTIFICATE_SECRET = "treenail-ignition-tls"  # noqa: S105  # a name
 """Secret of type kubernetes.io/tls with the certificate of the server. The user creates it."""
 
-_LABELS: Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
+_LABELS: Json = {"app.kubernetes.io/name": NAME, **component_names.PART_OF_LABELS}
 SELECTOR: Json = {"app.kubernetes.io/name": NAME}
 _VOLUME = "certificate"
 _DIRECTORY = "/run/secrets/treenail-ignition"
@@ -221,7 +221,7 @@ def build_join_access(namespace: str) -> list[Json]:
     """
     labels: Json = {
         "app.kubernetes.io/name": bootstrap_tokens.MANAGER,
-        "app.kubernetes.io/part-of": "treenail",
+        **component_names.PART_OF_LABELS,
     }
     metadata: Json = {"name": JOIN_NAME, "namespace": bootstrap_tokens.NAMESPACE, "labels": labels}
     whole: Json = {"name": JOIN_NAME, "labels": labels}

@@ -23,7 +23,7 @@ SIGNING_KEY = "key.pem"
 _KEY_VOLUME = "signing-key"
 _KEY_DIRECTORY = "/run/secrets/treenail-signing-key"
 _RBAC = "rbac.authorization.k8s.io"
-LABELS: decode.Json = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "treenail"}
+LABELS: decode.Json = {"app.kubernetes.io/name": NAME, **component_names.PART_OF_LABELS}
 SELECTOR: decode.Json = {"app.kubernetes.io/name": NAME}
 
 

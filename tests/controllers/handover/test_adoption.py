@@ -3,6 +3,7 @@
 import pytest
 
 from treenail.api import annotations as key
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.api.decode import Json
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
@@ -80,7 +81,7 @@ def test_missing_objects_are_created_without_fields_of_the_api_server() -> None:
     metadata = dict(get_object(create.document, "metadata"))
     assert list(get_object(metadata, "annotations")) == [key.ADOPTED_DATA]
     assert metadata | {"annotations": {}} == {
-        "name": "push", "namespace": "builds", "annotations": {},
+        "name": "push", "namespace": "builds", "annotations": {}, "labels": PART_OF_LABELS,
     }  # fmt: skip
     assert decide_adoption(Handover((), objects=(SECRET,)), {}, {}, {create.key}) == ()
     changed = Handover((), objects=({**SECRET, "data": {"a": "Yg=="}},))

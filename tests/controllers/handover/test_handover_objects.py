@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.api.decode import Json
 from treenail.api.pullspec import parse_push_spec
 from treenail.controllers.handover.handover_objects import (
@@ -38,7 +39,9 @@ def make_secret(registry: object, objects: object = ()) -> Json:
 
 def test_secret_is_read_again() -> None:
     secret = build_handover_secret(HANDOVER)
-    assert secret["metadata"] == {"name": "treenail-install-handover", "namespace": "treenail"}
+    assert secret["metadata"] == {
+        "name": "treenail-install-handover", "namespace": "treenail", "labels": PART_OF_LABELS,
+    }  # fmt: skip
     assert read_handover_secret(secret) == HANDOVER
     assert IMAGE.final_image == f"quay.io/example/os@{DIGEST}"
     assert make_node_record(HANDOVER).repositories == ("quay.io/example/os",)

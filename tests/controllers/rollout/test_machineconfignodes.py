@@ -11,6 +11,7 @@ from tests.fixtures.controllers import CLOCK, open_client, run_controllers
 from tests.fixtures.objects import add_pool
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.errors import NotFoundError
@@ -78,6 +79,7 @@ def test_each_node_of_a_pool_gets_a_machineconfignode_that_follows_it(
     client.create(NODES, {"metadata": {"name": "unpooled"}})
     node: Any = client.get(NODES, "a")
     made: Any = client.get(MACHINECONFIGNODES, "a")
+    assert made["metadata"]["labels"] == PART_OF_LABELS
     owner = {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": node["metadata"]["uid"]}
     assert made["metadata"]["ownerReferences"] == [owner]
 
@@ -108,8 +110,11 @@ def test_node_moved_to_another_pool_updates_its_machineconfignode(client: Client
 
 @pytest.mark.usefixtures("kept")
 def test_machineconfignode_changed_by_a_user_is_restored(client: Client) -> None:
-    client.patch(MACHINECONFIGNODES, "a", {"spec": {"pool": {"name": "other"}}})
+    # An object of the Machine Config Operator has no label, and gets none.
+    unlabelled: Any = {"metadata": {"labels": None}, "spec": {"pool": {"name": "other"}}}
+    client.patch(MACHINECONFIGNODES, "a", unlabelled)
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
+    assert "labels" not in client.get(MACHINECONFIGNODES, "a")["metadata"]  # type: ignore[operator]  # a dict
     client.delete(MACHINECONFIGNODES, "a")
     wait_until(lambda: read_spec(client, "a") == spec("a", "worker", "old"))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.handover.handover_objects import Handover
 from treenail.controllers.image_build import build_objects, cluster_reader
 from treenail.controllers.image_build.status import compute_config_conditions
@@ -200,7 +201,8 @@ def clean_document(document: decode.Json) -> decode.Json:
         **_get_meta(encoded).get_text_map("annotations"),
         key.ADOPTED_DATA: _hash_secret(encoded),
     }
-    return {**encoded, "metadata": {**metadata, "annotations": notes}}
+    labels = {**_get_meta(encoded).get_text_map("labels"), **PART_OF_LABELS}
+    return {**encoded, "metadata": {**metadata, "labels": labels, "annotations": notes}}
 
 
 def can_replace(present: decode.Json, wanted: decode.Json) -> bool:

@@ -17,7 +17,7 @@ from typing import Annotated
 from treenail import errors, memory, sanitize
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig, object_meta
-from treenail.api.component_names import NAMESPACE
+from treenail.api.component_names import NAMESPACE, PART_OF_LABELS
 from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.config import bootstrap_registry
 from treenail.controllers.pools import node_selection, os_image, pool_status
@@ -90,7 +90,7 @@ def build_handover_secret(handover: Handover) -> decode.Json:
     secret: decode.Json = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": HANDOVER_SECRET, "namespace": NAMESPACE},
+        "metadata": {"name": HANDOVER_SECRET, "namespace": NAMESPACE, "labels": PART_OF_LABELS},
         "type": "Opaque",
         "data": {
             name: base64.b64encode(json.dumps(value, sort_keys=True).encode()).decode()
@@ -137,7 +137,7 @@ def build_result_configmap(result: HandoverResult, *, namespace: str = NAMESPACE
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": RESULT_CONFIGMAP, "namespace": namespace},
+        "metadata": {"name": RESULT_CONFIGMAP, "namespace": namespace, "labels": PART_OF_LABELS},
         "data": {
             "handedOver": json.dumps(dict(result.digests), sort_keys=True),
             "registry": result.registry,

@@ -261,7 +261,11 @@ def build_settings_configmap(settings: image_mode.ImageMode) -> decode.Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": image_mode.CONFIGMAP, "namespace": component_names.NAMESPACE},
+        "metadata": {
+            "name": image_mode.CONFIGMAP,
+            "namespace": component_names.NAMESPACE,
+            "labels": component_names.PART_OF_LABELS,
+        },
         "data": {image_mode.CONFIGMAP_KEY: json.dumps(content, indent=1) + "\n"},
     }
 

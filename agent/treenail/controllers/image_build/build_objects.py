@@ -14,6 +14,7 @@ from typing import cast
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta, pullspec
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.image_build import build_facts
 from treenail.encoding import codec
 from treenail.image import build_result
@@ -102,6 +103,7 @@ def make_build_object(
             key.RENDERED_CONFIG: wanted.config,
             key.IMAGE_CONFIG: config.name,
             key.BUILD_KEY: wanted.share_key,
+            **PART_OF_LABELS,
         },
         "annotations": {name: text for name, text in notes.items() if text},
     }

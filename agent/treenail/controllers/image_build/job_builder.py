@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from treenail import errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineosbuild, machineosconfig, object_meta
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, build_planner
 from treenail.controllers.pools import node_facts, node_selection
@@ -320,6 +321,7 @@ def _build_metadata(
 
 def _get_labels(plan: build_planner.BuildPlan, build: BuildReference) -> dict[str, str]:
     return {
+        **PART_OF_LABELS,
         key.EPHEMERAL_BUILD_OBJECT: "",
         key.IMAGE_CONFIG: build.image_config,
         key.IMAGE_BUILD: build.name,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfignode, object_meta, pullspec
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.pools import pool_index, pool_membership
 from treenail.controllers.runtime import informer_set, workers
 from treenail.kube import api_client, resources, watch
@@ -174,6 +175,7 @@ class MachineConfigNodeController:
         if desired.image:
             spec["configImage"] = {"desiredImage": desired.image}
         if observed is None:
+            body["metadata"] = {**metadata, "labels": PART_OF_LABELS}
             self._client.create(resources.MACHINECONFIGNODES, body)
             return
         # Without resourceVersion: only this controller writes the spec, and agents often change

@@ -111,7 +111,8 @@ class PublishStep:
 
     def _publish_secret(self, client: api_client.Client, secret: decode.Json) -> None:
         with suppress(errors.AlreadyExistsError):
-            client.create(resources.NAMESPACES, {"metadata": {"name": component_names.NAMESPACE}})
+            metadata = {"name": component_names.NAMESPACE, "labels": component_names.PART_OF_LABELS}
+            client.create(resources.NAMESPACES, {"metadata": metadata})
         try:
             client.create(resources.SECRETS, secret, namespace=component_names.NAMESPACE)
         except errors.AlreadyExistsError:

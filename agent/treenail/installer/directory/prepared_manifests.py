@@ -84,7 +84,10 @@ def _build_objects(inputs: PreparedInputs) -> list[decode.Json]:
             {
                 "apiVersion": "v1",
                 "kind": "Namespace",
-                "metadata": {"name": component_names.NAMESPACE},
+                "metadata": {
+                    "name": component_names.NAMESPACE,
+                    "labels": component_names.PART_OF_LABELS,
+                },
             }
         )
     if inputs.images and has_logins:
@@ -123,7 +126,11 @@ def build_pool(name: str, *, is_openshift: bool) -> decode.Json:
 
 def _build_secret(name: str, secret: pullsecret.PullSecret, inputs: PreparedInputs) -> decode.Json:
     content = base64.b64encode(pullsecret.encode_pull_secret(secret)).decode()
-    metadata: decode.Json = {"name": name, "namespace": component_names.NAMESPACE}
+    metadata: decode.Json = {
+        "name": name,
+        "namespace": component_names.NAMESPACE,
+        "labels": component_names.PART_OF_LABELS,
+    }
     if name in inputs.from_options:
         metadata["annotations"] = {FROM_OPTION: "true"}
     return {

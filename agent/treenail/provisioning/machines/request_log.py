@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from treenail import clocks, errors, retry
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.kube import api_client, resources
 from treenail.provisioning.machines import logged_requests
 
@@ -88,7 +89,11 @@ class RequestStore:
         body: api_client.Json = {
             "apiVersion": resources.CONFIGMAPS.api_version,
             "kind": resources.CONFIGMAPS.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "labels": PART_OF_LABELS,
+            },
         }
         try:
             self._client.create(resources.CONFIGMAPS, body, namespace=self._namespace)

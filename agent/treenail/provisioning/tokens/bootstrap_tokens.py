@@ -241,7 +241,7 @@ def build_secret(record: TokenRecord, identity: str, secret: str, expires: float
         "metadata": {
             "name": SECRET_PREFIX + identity,
             "namespace": NAMESPACE,
-            "labels": {MANAGER_LABEL: MANAGER, "app.kubernetes.io/part-of": "treenail"},
+            "labels": {MANAGER_LABEL: MANAGER, **component_names.PART_OF_LABELS},
         },
         "data": {
             name: base64.b64encode(text.encode()).decode("ascii") for name, text in fields.items()

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar, cast
 
 from treenail import clocks, errors
 from treenail.api import decode
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.tokens import tokens
@@ -228,6 +229,7 @@ class TokenStore:
         data: decode.Json = {"data": tokens.format_token_table(table)}
         metadata: decode.Json = {"name": self._name, "namespace": self._namespace}
         if not resource_version:
+            metadata["labels"] = PART_OF_LABELS
             body: decode.Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
             return self._client.create(resources.SECRETS, body, namespace=self._namespace)
         # The API server refuses the patch with 409 when the version differs.

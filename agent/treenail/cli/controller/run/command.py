@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenail import clocks, errors
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.api.decode import Json
 from treenail.cli import output, terminal
 from treenail.cli.controller import connect
@@ -191,6 +192,7 @@ class ControllerProcess:
             lease_duration_s=_LEASE_S,
             renew_deadline_s=_RENEW_S,
             retry_period_s=_RETRY_S,
+            labels=PART_OF_LABELS,
         )
 
         def make_elector(gain: Callable[[], None], loss: Callable[[], None]) -> lease.LeaderElector:
