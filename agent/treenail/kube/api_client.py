@@ -139,6 +139,11 @@ class Client:
     ) -> Json:
         return self._send_request("GET", resource, name, namespace, params=params)
 
+    def read_path(self, path: str) -> Json:
+        """Read a document that is no object of a resource, such as those of discovery."""
+        operation, answer = self._exchange_request("GET", path, ("GET", path))
+        return _decode_object(operation, answer)
+
     def list(
         self, resource: resources.Resource, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Listing:

@@ -124,6 +124,7 @@ def create_parser() -> argument_parser.CommandParser:
         serve,
         token,
         trust,
+        uninstall,
     )
     from treenail.cli.controller.install import group as install_group
     from treenail.cli.controller.run import command as run
@@ -188,6 +189,7 @@ def create_parser() -> argument_parser.CommandParser:
     rollout.add_command(commands)
     machines.add_command(commands)
     manifests.add_command(commands)
+    uninstall.add_command(commands)
     install_group.add_command(commands)
     run.add_command(commands)
     serve.add_command(commands)
