@@ -21,7 +21,6 @@ from treenail.kube.resources import (
     NAMESPACES,
     NODES,
 )
-from treenail.manifests import installation
 from treenail_lab.cluster import POOL, Lab
 from treenail_lab.demo.pool import build_config
 from treenail_lab.images import Image, derive_image, make_image
@@ -156,7 +155,6 @@ class LabActions:
         client.create(DAEMONSETS, daemonset, namespace=namespace)
 
     def _restore_cluster(self, node: str) -> None:
-        self._lab.create_objects(installation.build_node_access())
         annotations: Json = dict.fromkeys((key.DESIRED_IMAGE, key.CURRENT_IMAGE))
         self._lab.client.patch(NODES, node, {"metadata": {"annotations": annotations}})
         self._lab.machines[node].start_agent()
