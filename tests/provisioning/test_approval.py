@@ -1,83 +1,174 @@
 """Approval of kubelets' client certificates: the decision, and the controller on the lab."""
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.contract.client import Cluster
 from tests.contract.csr import (
     REQUESTS,
     USAGES,
     Json,
-    encode_key,
-    make_key,
     make_pkcs10,
     make_request,
+    make_two_attributes,
+)
+from tests.provisioning.approving import (
+    Approvals,
+    create_pool,
+    join,
+    read_conditions,
+    run_approval_cluster,
 )
 from tests.provisioning.serving import LIMIT_S
-from tests.provisioning.token_cluster import NAMESPACE, SECRET, TokenCluster, run_token_cluster
+from tests.provisioning.token_cluster import SECRET, TokenCluster
 from tests.waiting import wait_until
-from treenail.controllers.runtime.informer_set import InformerSet
-from treenail.kube.event_recorder import EventRecorder
-from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.manifests.ignition_server import build_join_access
-from treenail.manifests.installation import load_crds
-from treenail.provisioning.approval.controller import ApprovalController
-from treenail.provisioning.approval.request import IssuedCertificate, KubeletRequest, find_refusal
+from treenail.provisioning.approval.request import (
+    KubeletRequest,
+    find_name_refusal,
+    find_request_refusal,
+)
+from treenail.provisioning.tokens import bootstrap_tokens
 from treenail.provisioning.tokens.bootstrap_tokens import (
     GROUP,
-    BootstrapCredentials,
-    JoinTarget,
     list_groups,
 )
+from treenail.provisioning.tokens.certificates import IssuedCertificate
+from treenail.provisioning.tokens.tokens import TokenRecord, TokenUse
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-REQUEST = KubeletRequest("csr-1", "uid", "abc234", node="worker-1")
-
-
+CLIENT = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+SIGNER = x509.BasicConstraints(ca=True, path_length=None)
+NOW = 1_000.0
 OWN, OTHER = "abc234", "xyz789"
+REQUEST = KubeletRequest(
+    "csr-1", "uid", OWN, identity=OWN, node="worker-1", key="k1", pool="worker", created_at=NOW
+)
 BOUND = replace(REQUEST, machine="worker-1")
+USE = TokenUse("10.0.0.1", NOW)
+RECORD = TokenRecord(OWN, b"", "worker", NOW + 600, used=(USE,))
+MANY = replace(RECORD, uses=9)
 
 
 @pytest.mark.parametrize(
-    ("request_of", "nodes", "approved", "refusal"),
+    ("request_of", "is_ready", "refusal"),
     [
-        (REQUEST, {}, [], ""),
-        (REQUEST, {"other": True}, [], ""),
-        (REQUEST, {"worker-1": False}, [], "Node worker-1 exists"),
-        # The kubelet restarted before it stored its certificate.
-        (REQUEST, {}, [(OWN, "worker-1")], ""),
-        # Another machine with the same token must not become a Node that has joined.
-        (replace(REQUEST, uses=9), {"worker-1": True}, [(OWN, "worker-1")],
-         "Node worker-1 exists"),
-        (REQUEST, {}, [(OWN, "worker-2")], "is for 1 machines, and has certificates for worker-2"),
-        (replace(REQUEST, uses=2), {}, [(OWN, "worker-2")], ""),
-        # The Node of the other machine appears a moment after its certificate.
-        (REQUEST, {}, [(OTHER, "worker-1")], "a certificate for worker-1 by token xyz789"),
-        (BOUND, {}, [(OTHER, "worker-1")], ""),
-        (BOUND, {"worker-1": False}, [], ""),
-        (BOUND, {"worker-1": False}, [(OWN, "worker-1")], ""),
-        (BOUND, {"worker-1": True}, [], "Node worker-1 is Ready"),
-        (BOUND, {"worker-1": True}, [(OWN, "worker-1")], "Node worker-1 is Ready"),
-        (replace(REQUEST, machine="worker-2"), {}, [],
-         "is for machine worker-2, not worker-1"),
-        (replace(REQUEST, problem="it has alternative names"), {}, [],
-         "it has alternative names"),
+        (REQUEST, None, ""),
+        (REQUEST, False, "Node worker-1 exists"),
+        (REQUEST, True, "Node worker-1 exists"),
+        (BOUND, None, ""),
+        (BOUND, False, ""),
+        (BOUND, True, "Node worker-1 is Ready"),
+        (replace(REQUEST, machine="worker-2"), None, "is for machine worker-2, not worker-1"),
+        (replace(REQUEST, problem="it has alternative names"), None, "it has alternative names"),
     ],
+)
+def test_request_is_for_a_new_node_or_for_that_of_its_token(
+    request_of: KubeletRequest, *, is_ready: bool | None, refusal: str
+) -> None:
+    found = find_request_refusal(request_of, is_ready=is_ready)
+    assert (found is None) == (refusal == "")
+    assert found is None or refusal in found.reason
+    # Nothing changes what is wrong with a request, but a machine can be shut down.
+    assert found is None or found.is_final == ("is Ready" not in refusal)
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["localhost", "localhost.localdomain", "localhost.example", "fedora", "ubuntu", "master",
+     "master-0.example", "master1", "control-plane-2", "kind-control-plane", "controlplane1",
+     "infra.control-0.example"],
 )  # fmt: skip
-def test_request_is_approved_for_the_machine_of_its_token_only(
+def test_placeholder_or_control_plane_name_needs_a_token_for_it(node: str) -> None:
+    found = find_request_refusal(replace(REQUEST, node=node), is_ready=None)
+    assert found is not None
+    assert f"--machine {node}" in found.reason
+    assert find_request_refusal(replace(REQUEST, node=node, machine=node), is_ready=None) is None
+
+
+@pytest.mark.parametrize("node", ["worker-0", "mastery-1", "webmaster.example", "fedora-7"])
+def test_name_of_another_machine_is_no_name_of_the_control_plane(node: str) -> None:
+    assert find_request_refusal(replace(REQUEST, node=node), is_ready=None) is None
+
+
+def issue(node: str, identity: str = OWN, key: str = "k1", token: str = OWN) -> IssuedCertificate:
+    return IssuedCertificate(node, identity, token, key, NOW + 3600)
+
+
+SHARED = bootstrap_tokens.compute_identity(OWN, 9, USE.address)
+ONE_OF_MANY = replace(REQUEST, identity=SHARED)
+TWICE = replace(MANY, used=(replace(USE, responses=2),))
+OF_BOUND = issue("worker-1", "worker/worker-1", token="old123")  # a name
+BEFORE = issue("worker-1", "", "", "")
+"""The machine of a Node that joined without an access token."""
+
+
+@pytest.mark.parametrize(
+    ("request_of", "record", "certificates", "refusal"),
+    [
+        (REQUEST, RECORD, [], ""),
+        (REQUEST, RECORD, [issue("other", OTHER, token=OTHER)], ""),
+        # The kubelet restarted before it stored its certificate.
+        (REQUEST, RECORD, [issue("worker-1")], ""),
+        (REQUEST, RECORD, [issue("worker-1", key="k2")], ""),
+        (REQUEST, RECORD, [issue("worker-2")], "permits 1 names"),
+        (REQUEST, RECORD, [issue("worker-1", OTHER, "k2", OTHER)], "another machine has"),
+        (REQUEST, RECORD, [BEFORE], "another machine has"),
+        (REQUEST, RECORD, [OF_BOUND], "another machine has"),
+        (REQUEST, replace(RECORD, used=()), [], "permits 0 names"),
+        # Machines of one token, behind other addresses.
+        (ONE_OF_MANY, MANY, [], ""),
+        (ONE_OF_MANY, MANY, [issue("worker-1", "other1")], "another machine has"),
+        (ONE_OF_MANY, MANY, [issue("worker-2", "other1")], ""),
+        (ONE_OF_MANY, MANY, [issue("worker-2", SHARED)], "permits 1 names"),
+        (ONE_OF_MANY, MANY, [issue(f"w{n}", f"o{n}") for n in range(9)], "permits 9 names"),
+        # Machines behind one address.
+        (ONE_OF_MANY, TWICE, [issue("worker-2", SHARED)], ""),
+        (ONE_OF_MANY, TWICE, [issue("worker-1", SHARED)], ""),
+        (ONE_OF_MANY, TWICE, [issue("worker-1", SHARED, "k2")], "another machine has"),
+        # A user names the machine.
+        (BOUND, RECORD, [issue("worker-1", OTHER, "k2", OTHER), BEFORE, OF_BOUND], ""),
+        (BOUND, RECORD, [issue("worker-2", "x", token="x")], ""),
+    ],
+)
+def test_name_belongs_to_one_machine(
     request_of: KubeletRequest,
-    nodes: dict[str, bool],
-    approved: list[tuple[str, str]],
+    record: TokenRecord,
+    certificates: list[IssuedCertificate],
     refusal: str,
 ) -> None:
-    found = find_refusal(request_of, nodes, [IssuedCertificate(*each) for each in approved])
-    assert refusal in found
-    assert bool(found) == bool(refusal)
+    found = find_name_refusal(request_of, record, certificates, newer_than=0.0)
+    assert (found is None) == (refusal == "")
+    assert found is None or (refusal in found.reason and found.is_final)
+
+
+def test_named_machine_of_another_pool_has_another_identity() -> None:
+    """Else the label of the control plane could go to a machine that joined as a worker."""
+    assert BOUND.holder == replace(BOUND, token=OTHER, identity=OTHER).holder
+    assert BOUND.holder != replace(BOUND, pool="master").holder
+    assert BOUND.holder != REQUEST.holder
+
+
+def test_request_older_than_the_deletion_of_its_node_is_refused() -> None:
+    for request_of in (REQUEST, BOUND):
+        assert find_name_refusal(request_of, RECORD, [], newer_than=NOW) is None
+        found = find_name_refusal(request_of, RECORD, [], newer_than=NOW + 1)
+        assert found is not None
+        assert "kubectl delete csr csr-1" in found.reason
+
+
+def test_refusal_never_advises_to_approve_and_names_three_machines() -> None:
+    certificates = [issue(f"w{number}", SHARED) for number in range(9)]
+    found = find_name_refusal(ONE_OF_MANY, TWICE, certificates, newer_than=0.0)
+    assert found is not None
+    assert "w0, w1, w2:" in found.reason
+    assert "certificate approve" not in found.reason
 
 
 def parse(document: Json, *, user: str = "system:bootstrap:abc234", groups: tuple[str, ...] = ()):  # type: ignore[no-untyped-def]
@@ -95,7 +186,7 @@ def test_user_and_groups_of_a_request_say_what_its_token_permits() -> None:
     assert (found.token, found.node, found.machine) == (
         "abc234", "worker-1.example", "worker-1.example",
     )  # fmt: skip
-    assert (found.uses, found.problem, found.is_decided) == (3, "", False)
+    assert (found.problem, found.is_decided) == ("", False)
 
 
 def test_request_without_an_access_token_is_none_of_this_controller() -> None:
@@ -116,6 +207,14 @@ def test_request_without_an_access_token_is_none_of_this_controller() -> None:
         (make_pkcs10("system:node:"), USAGES, "its common name"),
         (make_pkcs10("kubernetes-admin"), USAGES, "its common name"),
         (make_pkcs10("system:node:a", names=("a.example",)), USAGES, "it has alternative names"),
+        (make_pkcs10("system:node:a", extensions=[CLIENT]), USAGES, "it requests extensions"),
+        (make_pkcs10("system:node:a", units=["masters"]), USAGES, "its subject has other parts"),
+        (make_pkcs10("system:node:a", password=b"x"), USAGES, "it has attributes that no kubelet"),
+        (make_two_attributes("system:node:a", CLIENT, SIGNER), USAGES,
+         "it has attributes that no kubelet"),
+        (make_two_attributes("system:node:a", CLIENT, CLIENT), USAGES,
+         "it has attributes that no kubelet"),
+        (make_pkcs10("system:node:a"), (*USAGES, "client auth"), "its usages are not those"),
         (make_pkcs10("system:node:WORKER-1"), USAGES, "its common name"),
         (make_pkcs10("system:node:a\nb"), USAGES, "its common name"),
         (b"no PEM", USAGES, "it is not a certificate request"),
@@ -161,89 +260,18 @@ def test_long_node_name_is_read_without_a_warning() -> None:
     assert (found.node, found.problem) == (name, "")
 
 
-def test_request_with_two_machine_groups_is_refused() -> None:
+@pytest.mark.parametrize("group", ["treenail-machine", "treenail-token", "treenail"])
+def test_request_with_two_groups_of_a_kind_is_refused(group: str) -> None:
     document = make_request("csr-1", make_pkcs10("system:node:a"))
-    group = "system:bootstrappers:treenail-machine"
-    found = parse(document, groups=(f"{group}:b", f"{group}:c"))
-    assert "its groups name several machines" in found.problem
+    prefix = f"system:bootstrappers:{group}"
+    found = parse(document, groups=(f"{prefix}:b", f"{prefix}:c"))
+    assert "its groups name several machines, tokens or pools" in found.problem
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[TokenCluster]:
-    with run_token_cluster(tmp_path) as found:
-        for document in build_join_access("treenail-ignition"):
-            if document["kind"] == "ClusterRoleBinding":
-                bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-                found.admin.post(bindings, document).ok()
-        for document in load_crds():
-            found.admin.post(DEFINITIONS, document).ok()
+    with run_approval_cluster(tmp_path) as found:
         yield found
-
-
-def create_pool(cluster: TokenCluster, selector: Json) -> None:
-    """Create the pool of workers."""
-    pools = f"/apis/{MACHINECONFIGPOOLS.api_version}/machineconfigpools"
-    body = {
-        "apiVersion": MACHINECONFIGPOOLS.api_version,
-        "kind": MACHINECONFIGPOOLS.kind,
-        "metadata": {"name": "worker"},
-        "spec": {"nodeSelector": selector},
-    }
-    cluster.admin.post(pools, body).ok()
-
-
-class Approvals:
-    """The controller with its watches; each key is synced when it changes."""
-
-    def __init__(self, cluster: TokenCluster) -> None:
-        client = cluster.connect()
-        recorder = EventRecorder(client, "tests", "tests", cluster.clock)
-        self.controller = ApprovalController(client, cluster.real_clock, recorder, NAMESPACE)
-        self.informers = informers = InformerSet(client, cluster.clock)
-        self.keys: list[str] = []
-        self.controller.register_watches(informers, self.keys.append)
-        cluster.stack.callback(informers.stop)
-        informers.start()
-        assert informers.wait_until_synced(LIMIT_S)
-
-    def sync_next(self) -> None:
-        """Wait for a change, and sync all keys."""
-        wait_until(lambda: self.keys, limit_s=LIMIT_S)
-        while self.keys:
-            self.controller.sync_key(self.keys.pop(0))
-
-    def sync_until(self, condition: Callable[[], object]) -> None:
-        """Sync what changes until the condition is true."""
-
-        def is_met() -> object:
-            while self.keys:
-                self.controller.sync_key(self.keys.pop(0))
-            return condition()
-
-        wait_until(is_met, limit_s=LIMIT_S)
-
-
-def join(cluster: TokenCluster, token: str, name: str, node: str) -> bytes:
-    """Create a request with the bootstrap token, as a kubelet does; return its key."""
-    record = next(
-        each for each in cluster.make_store().load().tokens.values() if each.name in token
-    )
-    target = JoinTarget(cluster.server.url, cluster.server.ca_file.read_bytes)
-    credentials = BootstrapCredentials(cluster.client, cluster.real_clock, target)
-    path = cluster.directory / f"{name}.kubeconfig"
-    path.write_bytes(credentials.issue(token, record, "10.0.0.1"))
-    key = make_key()
-    kubelet = Cluster.of_kubeconfig(path)
-    kubelet.post(REQUESTS, make_request(name, make_pkcs10(f"system:node:{node}", key))).ok()
-    # Nothing else is allowed.
-    assert kubelet.get("/api/v1/nodes").code == 403
-    assert kubelet.get("/api/v1/namespaces/kube-system/secrets").code == 403
-    return encode_key(key)
-
-
-def read_conditions(cluster: TokenCluster, name: str) -> list[str]:
-    status = cluster.admin.get(f"{REQUESTS}/{name}").ok().get("status") or {}
-    return [each["type"] for each in status.get("conditions", [])]
 
 
 @pytest.mark.integration
@@ -255,11 +283,11 @@ def test_kubelet_with_a_token_gets_the_certificate_of_one_new_node(
     cluster.admin.post("/api/v1/nodes", {"metadata": {"name": "old"}}).ok()
     approvals = Approvals(cluster)
     join(cluster, token, "takes-over", "old")
-    approvals.sync_next()
-    assert read_conditions(cluster, "takes-over") == []
+    approvals.sync("takes-over")
+    assert read_conditions(cluster, "takes-over") == ["Denied"]
     assert "Node old exists" in caplog.text
     key = join(cluster, token, "joins", "new")
-    approvals.sync_next()
+    approvals.sync("joins")
     assert read_conditions(cluster, "joins") == ["Approved"]
 
     def read_certificate() -> str:
@@ -278,22 +306,22 @@ def test_kubelet_with_a_token_gets_the_certificate_of_one_new_node(
     )
     # The kubelet restarted before it stored its certificate.
     join(cluster, token, "again", "new")
-    approvals.sync_next()
+    approvals.sync("again")
     assert read_conditions(cluster, "again") == ["Approved"]
     kubelet = Cluster.of_kubeconfig(path)
-    kubelet.post("/api/v1/nodes", {"metadata": {"name": "new"}}).ok()
-    # The watch of the Nodes enqueues the undecided request.
-    wait_until(lambda: "takes-over" in approvals.keys, limit_s=LIMIT_S)
+    approvals.change_nodes(
+        lambda: kubelet.post("/api/v1/nodes", {"metadata": {"name": "new"}}).ok()
+    )
     assert kubelet.get("/api/v1/nodes/new").code == 200
     assert kubelet.get("/api/v1/nodes/old").code == 403
     # A second machine with the same credential.
     join(cluster, token, "second", "other")
-    approvals.sync_next()
-    assert read_conditions(cluster, "second") == []
+    approvals.sync("second")
+    assert read_conditions(cluster, "second") == ["Denied"]
     # The machine has joined: another machine with the token does not become its Node.
     join(cluster, token, "steals", "new")
-    approvals.sync_next()
-    assert read_conditions(cluster, "steals") == []
+    approvals.sync("steals")
+    assert read_conditions(cluster, "steals") == ["Denied"]
 
 
 @pytest.mark.integration
@@ -303,9 +331,8 @@ def test_token_of_a_machine_permits_its_node_also_when_it_exists(cluster: TokenC
     approvals = Approvals(cluster)
     join(cluster, token, "other", "worker-2")
     join(cluster, token, "same", "worker-1.example")
-    wait_until(lambda: len(approvals.keys) >= 2, limit_s=LIMIT_S)
-    approvals.sync_next()
-    assert read_conditions(cluster, "other") == []
+    approvals.sync("other", "same")
+    assert read_conditions(cluster, "other") == ["Denied"]
     assert read_conditions(cluster, "same") == ["Approved"]
 
 
@@ -319,12 +346,11 @@ def test_machine_of_a_ready_node_is_approved_when_the_node_is_not_ready(
     cluster.admin.post("/api/v1/nodes", {**node, "status": ready}).ok()
     approvals = Approvals(cluster)
     join(cluster, token, "again", "worker-1")
-    approvals.sync_next()
+    approvals.sync("again")
     assert read_conditions(cluster, "again") == []
     lost = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
     cluster.admin.put("/api/v1/nodes/worker-1/status", {**node, "status": lost}).ok()
-    approvals.sync_next()
-    assert read_conditions(cluster, "again") == ["Approved"]
+    assert approvals.decide("again") == ["Approved"]
 
 
 @pytest.mark.integration
@@ -381,25 +407,24 @@ def test_many_requests_of_one_token_are_reported_ten_times(
     token, _ = cluster.create_token()
     cluster.admin.post("/api/v1/nodes", {"metadata": {"name": "old"}}).ok()
     approvals = Approvals(cluster)
-    for number in range(12):
-        join(cluster, flooding, f"flood-{number}", "old")
-    wait_until(lambda: len(set(approvals.keys)) == 12, limit_s=LIMIT_S)
-    approvals.sync_next()
+    names = {f"flood-{number}" for number in range(12)}
+    for name in sorted(names):
+        join(cluster, flooding, name, "old")
+    approvals.sync(*names)
     assert caplog.text.count("did not approve certificate request flood-") == 10
     assert caplog.text.count("not reporting further ones") == 1
     found = cluster.admin.get("/api/v1/namespaces/default/events").ok()["items"]
     assert len(found) == 10
     # Another token is reported as before.
     join(cluster, token, "other", "old")
-    approvals.sync_next()
+    approvals.sync("other")
     assert "did not approve certificate request other: Node old exists" in caplog.text
     # Requests that are gone no longer count.
-    for number in range(12):
-        cluster.admin.delete(f"{REQUESTS}/flood-{number}").ok()
-    wait_until(lambda: len(set(approvals.keys)) == 12, limit_s=LIMIT_S)
-    approvals.sync_next()
+    for name in sorted(names):
+        cluster.admin.delete(f"{REQUESTS}/{name}").ok()
+    approvals.sync(*names)
     join(cluster, flooding, "later", "old")
-    approvals.sync_next()
+    approvals.sync("later")
     assert "did not approve certificate request later: Node old exists" in caplog.text
 
 
@@ -407,21 +432,21 @@ def test_many_requests_of_one_token_are_reported_ten_times(
 def test_deleted_requests_of_a_token_still_count(cluster: TokenCluster) -> None:
     token, record = cluster.create_token(uses=2)
     approvals = Approvals(cluster)
-    for node in ("first", "second", "third"):
-        join(cluster, token, node, node)
-        approvals.sync_next()
-    assert read_conditions(cluster, "third") == []
+    for number, node in enumerate(("first", "second", "third")):
+        join(cluster, token, node, node, f"10.0.0.{number}")
+        approvals.decide(node)
+    assert read_conditions(cluster, "third") == ["Denied"]
     # kube-controller-manager deletes them an hour after their approval.
     for node in ("first", "second"):
         cluster.admin.delete(f"{REQUESTS}/{node}").ok()
     wait_until(lambda: {"first", "second"} <= set(approvals.keys), limit_s=LIMIT_S)
-    for each in (approvals, Approvals(cluster)):
-        each.controller.sync_key("third")
-        assert read_conditions(cluster, "third") == []
+    for name, each in (("fourth", approvals), ("fifth", Approvals(cluster))):
+        join(cluster, token, name, name, "10.0.0.2")
+        assert each.decide(name) == ["Denied"]
     assert cluster.read_record(record.name).nodes == ("first", "second")
     # The first machine was installed again, with the same name.
-    join(cluster, token, "again", "first")
-    approvals.sync_until(lambda: read_conditions(cluster, "again") == ["Approved"])
+    join(cluster, token, "again", "first", "10.0.0.0")
+    assert approvals.decide("again") == ["Approved"]
 
 
 @pytest.mark.integration
@@ -432,12 +457,12 @@ def test_request_with_a_revoked_token_is_not_approved(
     approvals = Approvals(cluster)
     join(cluster, token, "late", "new")
     cluster.make_store().change(lambda table: (table.remove(record.name), None))
-    approvals.sync_next()
-    assert read_conditions(cluster, "late") == []
+    approvals.sync("late")
+    assert read_conditions(cluster, "late") == ["Denied"]
     assert f"token {record.name} does not exist, or was revoked" in caplog.text
     cluster.admin.delete(SECRET).ok()
     approvals.controller.sync_key("late")
-    assert read_conditions(cluster, "late") == []
+    assert read_conditions(cluster, "late") == ["Denied"]
     assert cluster.admin.get(SECRET).code == 404
 
 
@@ -457,4 +482,4 @@ def test_two_tokens_never_get_the_certificate_of_one_new_node(
         approvals = Approvals(cluster)
     approvals.controller.sync_key("csr-1")
     assert read_conditions(cluster, "csr-0") == ["Approved"]
-    assert read_conditions(cluster, "csr-1") == []
+    assert read_conditions(cluster, "csr-1") == ["Denied"]

@@ -203,3 +203,8 @@ def test_unreachable_server_is_an_error_of_each_change(cluster: TokenCluster) ->
     cluster.create_token()
     assert len(store.load().tokens) == 1
     assert store.silence_s == 0.0
+
+
+def test_change_without_effect_creates_no_secret(cluster: TokenCluster) -> None:
+    assert cluster.make_store().change(lambda table: (table, len(table.tokens))) == 0
+    assert cluster.admin.get(SECRET).code == 404

@@ -15,12 +15,18 @@ from tests.simulation.machines import set_ready
 from tests.simulation.run import PODS, ClusterRun
 from tests.simulation.threads import STARTED_AT
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.provisioning.tokens.bootstrap_tokens import USER_PREFIX, list_groups
+from treenail.provisioning.tokens.bootstrap_tokens import (
+    USER_PREFIX,
+    compute_identity,
+    list_groups,
+)
+from treenail.provisioning.tokens.certificates import CertificateTable, store_certificates
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET
 from treenail.provisioning.tokens.tokens import (
     TokenRecord,
     TokenTable,
     TokenTableParser,
+    TokenUse,
     compute_digest,
     format_token_table,
 )
@@ -35,8 +41,10 @@ DAY_S = 86_400.0
 
 
 def make_record(name: str, *, uses: int = 1, machine: str = "") -> TokenRecord:
+    """A token with which a server has sent its configs."""
     expires = STARTED_AT + 10 * DAY_S
-    return TokenRecord(name, compute_digest(name), "worker", expires, uses, machine)
+    used = tuple(TokenUse(f"10.0.0.{number}", STARTED_AT) for number in range(uses))
+    return TokenRecord(name, compute_digest(name), "worker", expires, uses, machine, used)
 
 
 ONE, TWO, BOUND = make_record("one", uses=1), make_record("two", uses=2), make_record(
@@ -52,14 +60,21 @@ class Joiner:
     record: TokenRecord
     after: tuple[str, ...] = ()
     """It requests its certificate when these have theirs."""
+    address: str = "10.0.0.0"
 
     @property
     def user(self) -> ApiUser:
         groups = (AUTHENTICATED, *list_groups(self.record))
-        return ApiUser(f"{USER_PREFIX}{self.record.name}", groups)
+        identity = compute_identity(self.record.name, self.record.uses, self.address)
+        return ApiUser(f"{USER_PREFIX}{identity}", groups)
 
 
-MACHINES = (Joiner("w0", ONE), Joiner("w1", TWO), Joiner("w2", TWO), Joiner("w3", BOUND))
+MACHINES = (
+    Joiner("w0", ONE),
+    Joiner("w1", TWO),
+    Joiner("w2", TWO, address="10.0.0.1"),
+    Joiner("w3", BOUND),
+)
 INTRUDERS = (
     Joiner("x0", ONE, ("w0",)),
     Joiner("x1", TWO, ("w1", "w2")),
@@ -84,7 +99,10 @@ class JoiningCluster:
             "spec": {"nodeSelector": {"matchLabels": {ROLE: ""}}},
         }
         create("POST", f"/apis/{MACHINECONFIGPOOLS.api_version}/machineconfigpools", pool)
-        table = TokenTable({each.name: each for each in (ONE, TWO, BOUND)})
+        table = store_certificates(
+            TokenTable({each.name: each for each in (ONE, TWO, BOUND)}),
+            CertificateTable(STARTED_AT),
+        )
         create(
             "POST",
             f"/api/v1/namespaces/{NAMESPACE}/secrets",

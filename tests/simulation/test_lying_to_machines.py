@@ -12,9 +12,12 @@ from tests.simulation.matrix import FAMILIES, check_family, find_problems, list_
 COMMAND = "make test-long ARGS=tests/simulation/test_lying_to_machines.py"
 SAMPLE = (
     ("crash after the write", 0),
+    ("crash of all after the write", 0),
+    ("outage of 15 s", 14),
     ("409", 9),
     ("etcd restored 3 writes back", 8),
     ("etcd restored 3 writes back", 12),
+    ("etcd restored 15 writes back", 9),
     ("clock jumps 1 h ahead", 1),
 )
 

@@ -49,8 +49,10 @@ from treenail.provisioning.server.server import (
     read_address,
 )
 from treenail.provisioning.server.service import ConfigService, choose_version
+from treenail.provisioning.tokens.certificates import read_certificates, store_certificates
 from treenail.provisioning.tokens.tokens import (
     _DATA_KEY,
+    TokenTable,
     claim_use,
     find_refusal,
     find_state,
@@ -155,6 +157,15 @@ def read_tokens(content: bytes) -> Iterable[str]:
         yield f"{record.name} {find_state(record, _NOW)} {record.machine} {record.nodes}"
 
 
+def read_certificate_table(content: bytes) -> Iterable[str]:
+    """Read the certificates beside the access tokens."""
+    encoded = base64.b64encode(zlib.compress(content)).decode()
+    found = read_certificates(TokenTable(certificates=encoded), 0.0)
+    again = store_certificates(TokenTable(), found.note_nodes(["worker-1"], _NOW))
+    assert len(read_certificates(again, 0.0).rows) >= len(found.rows)
+    return [f"{row.node} {row.identity} {row.token} {row.key}" for row in found.rows]
+
+
 def read_log(content: bytes) -> Iterable[str]:
     """Read the ConfigMap with the log of requests."""
     text = content.decode("utf-8", "replace")
@@ -218,6 +229,13 @@ def _list_accepts() -> Iterator[bytes]:
     for record in oracle.records("accept_header")[:100]:
         yield record["accept"].encode()
     yield b"application/vnd.coreos.ignition+json;version=3.5.0, */*;q=0.1"
+
+
+def _list_certificates() -> Iterator[bytes]:
+    rows = ["w1 abc234 abc234 0123456789-_ 1900000000", "w2    1900000000", "w3 a/w3 abc  1"]
+    for count in range(4):
+        document = {"format": 1, "since": 1, "certificates": rows[:count]}
+        yield json.dumps(document).encode()
 
 
 def _list_tokens() -> Iterator[bytes]:
@@ -284,6 +302,7 @@ TARGETS = (
     FuzzTarget("ignition-request", read_request, _list_requests, Grammar.LINES, max_bytes=16384),
     FuzzTarget("accept-header", read_accept, _list_accepts, max_bytes=1024),
     FuzzTarget("token-secret", read_tokens, _list_tokens, Grammar.JSON),
+    FuzzTarget("certificate-table", read_certificate_table, _list_certificates, Grammar.JSON),
     FuzzTarget("request-log", read_log, _list_logs, Grammar.JSON),
     FuzzTarget("kubelet-request", read_kubelet_request, _list_kubelet_requests, Grammar.JSON),
     FuzzTarget("source-objects", read_source_object, _list_source_objects, Grammar.JSON),

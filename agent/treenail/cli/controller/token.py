@@ -367,8 +367,8 @@ def _revoke_in_table(
             )
     expired = (record.name for record in table.tokens.values() if record.is_expired(expired_at))
     revoked = tuple(dict.fromkeys([*names, *expired]))
-    kept = {name: record for name, record in table.tokens.items() if name not in revoked}
-    return tokens.TokenTable(kept), tuple(table.tokens[name] for name in revoked)
+    kept = table.keep(lambda record: record.name not in revoked)
+    return kept, tuple(table.tokens[name] for name in revoked)
 
 
 def _format_pointer(arguments: argparse.Namespace, token: str) -> str:

@@ -1,11 +1,12 @@
 """Approval controller, which lets kubelets with an access token join the cluster.
 
-It approves their client certificates, and labels their Nodes as members of the token's pool.
+It approves or denies their client certificates, and labels their Nodes as members of the token's
+pool. A name belongs to one machine while a certificate for it can be valid.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from treenail import clocks, errors
@@ -15,17 +16,20 @@ from treenail.kube import api_client, event_recorder, resources, watch
 from treenail.provisioning.approval import pool_labels
 from treenail.provisioning.approval.request import (
     KUBELET_SIGNER,
-    IssuedCertificate,
+    CSRRefusal,
     KubeletRequest,
-    find_refusal,
+    find_name_refusal,
+    find_request_refusal,
 )
-from treenail.provisioning.tokens import token_store, tokens
+from treenail.provisioning.tokens import certificates, token_store, tokens
 
 log = logging.getLogger(__name__)
 
 _REASON = "TreenailAccessToken"
 _RESTORED_S = 60.0
 """Time after the first sign of a restored etcd in which each list may be the first of its kind."""
+_NODES_KEY = "/"
+"""Key of the names of all Nodes; no request has this name."""
 _MAX_REPORTS = 10
 """Requests of one token whose refusal is reported: its machine can create any number of them."""
 
@@ -33,8 +37,8 @@ _MAX_REPORTS = 10
 class ApprovalController:
     """A `treenail.controllers.runtime.workers.Controller` whose keys are names of requests.
 
-    It approves and never denies: a user may approve what it leaves. It needs one worker, so that
-    two requests of a token are never decided at the same time.
+    A decision about a name is a compare-and-set of the Secret: another process may decide at the
+    same time. What is refused is denied, since what is pending could be approved later.
     """
 
     name = "approve"
@@ -53,11 +57,14 @@ class ApprovalController:
         self._recorder = recorder
         self._refusals: dict[str, tuple[str, str]] = {}
         """Token and reason of each refused request."""
-        self._refused_counts: Counter[str] = Counter()
-        """Number of refused requests of each token."""
-        self._approved: dict[str, IssuedCertificate] = {}
-        """The approved requests by name. Those of this process are here before the watch shows
-        them. A client can fill the list of requests, but not this one."""
+        self._issued: dict[certificates.CertificateID, certificates.IssuedCertificate] = {}
+        """Certificates of approved requests. A machine may have the one that it has again."""
+        self._listed_at = 0.0
+        """Time from which on the watch shows each deletion of a Node."""
+        self._deleted: dict[str, float] = {}
+        """Times of deletions of Nodes, oldest first."""
+        self._unrecorded: set[str] = set()
+        """Names of deleted Nodes that are not in the table yet."""
         self._labeler = pool_labels.PoolLabeler(client, clock, recorder)
 
     def register_watches(
@@ -82,13 +89,9 @@ class ApprovalController:
             )
         )
 
-        def on_request(
-            name: str, before: KubeletRequest | None, after: KubeletRequest | None
-        ) -> None:
-            if after is None or (before is not None and before.uid != after.uid):
-                self._approved.pop(name, None)
-            if after is not None and after.is_approved and after.node:
-                self._approved[name] = IssuedCertificate(after.token, after.node)
+        def on_request(name: str, _: KubeletRequest | None, after: KubeletRequest | None) -> None:
+            if after is not None and after.is_approved and after.certificate.id not in self._issued:
+                self._remember_issued(replace(after.certificate, expires=0.0))
             enqueue(name)
 
         def on_node(
@@ -98,6 +101,11 @@ class ApprovalController:
         ) -> None:
             if before is None and after is not None:
                 self._labeler.note_node(after)
+            if after is None:
+                pool_labels.remember_value(self._deleted, node, self._clock.now())
+                self._unrecorded.add(node)
+            if before is None or after is None:
+                enqueue(_NODES_KEY)
             for name, request in requests.get_all().items():
                 if not request.is_decided or (before is None and request.node == node):
                     enqueue(name)
@@ -109,25 +117,35 @@ class ApprovalController:
         nodes.add_list_handler(lambda: self._handle_list(informers, enqueue))
 
     def sync_key(self, key: str) -> float | None:
-        """Approve the request if its token permits it, or label its Node; raise `ClusterError`."""
-        request = self._requests.find(key)
-        if request is None or request.is_decided:
-            self._forget_refusal(key)
-            if request is not None and request.is_approved and request.node:
-                node = self._nodes.find(request.node)
-                self._labeler.label_node(request, node, [*self._pools.get_all().values()])
+        """Decide about the request, or label its Node; raise `ClusterError` and `ConfigError`."""
+        if key == _NODES_KEY:
+            self._record_nodes()
             return None
-        if key in self._approved:
+        request = self._requests.find(key)
+        if request is None:
+            self._refusals.pop(key, None)
             return None
         # Not a copy of all Nodes for each of 10,000 requests.
         node = self._nodes.find(request.node)
-        nodes = {} if node is None else {request.node: node.is_ready}
-        # The Secret is not read for each of 10,000 requests that are refused anyway.
-        refusal = self._find_refusal(request, nodes) or self._record_node(request, nodes)
-        if refusal:
-            self._report_refusal(request, refusal)
+        if request.is_decided:
+            if request.is_approved and request.node:
+                self._record_expiry(request)
+                pools = [*self._pools.get_all().values()]
+                self._labeler.label_node(request, node, pools, partial(self._list_others, request))
             return None
-        self._approve_request(request)
+        is_ready, refusal = None if node is None else node.is_ready, None
+        if request.certificate.id not in self._issued:
+            # The Secret is not read for each of 10,000 requests that are refused anyway.
+            refusal = find_request_refusal(request, is_ready=is_ready)
+        refusal = refusal or self._store.change(partial(self._record_name, request))
+        if refusal is None:
+            message = f"access token {request.token} permits node {request.node}"
+            if self._write_decision(request, "Approved", message):
+                expires = self._clock.now() + certificates.LIFETIME_S
+                self._remember_issued(replace(request.certificate, expires=expires))
+                log.info("approved the certificate of node %s: %s", request.node, message)
+        elif not refusal.is_final or self._write_decision(request, "Denied", refusal.reason):
+            self._report_refusal(request, refusal.reason)
         return None
 
     def close(self) -> None:
@@ -135,55 +153,104 @@ class ApprovalController:
 
     def _handle_list(self, informers: informer_set.InformerSet, enqueue: workers.Enqueue) -> None:
         """Decide again about what a restore of etcd took away: approvals and labels."""
+        if self._nodes.listed_at is not None:
+            self._listed_at = self._listed_at or self._clock.now()
+            enqueue(_NODES_KEY)
         if informers.restored_s >= _RESTORED_S:
             return
         self._labeler.forget_decisions()
-        for name, request in self._requests.get_all().items():
-            if not request.is_decided and self._approved.pop(name, None) is not None:
-                log.info("certificate request %s lost its approval: etcd was restored", name)
+        for name in self._requests.get_all():
             enqueue(name)
 
-    def _find_refusal(
-        self, request: KubeletRequest, nodes: Mapping[str, bool], recorded: Iterable[str] = ()
-    ) -> str:
-        own = (IssuedCertificate(request.token, node) for node in recorded)
-        return find_refusal(request, nodes, [*self._approved.values(), *own])
+    def _remember_issued(self, certificate: certificates.IssuedCertificate) -> None:
+        pool_labels.remember_value(self._issued, certificate.id, certificate)
 
-    def _record_node(self, request: KubeletRequest, nodes: Mapping[str, bool]) -> str:
-        """Record the name of the Node in the token; return why it must not be approved.
-
-        kube-controller-manager deletes requests an hour after their approval (csrcleaner), while a
-        token may be valid for days and a refused request waits for a day.
-        """
+    @property
+    def _store(self) -> token_store.TokenStore:
         # A new one each time: a revoked token must not be found in memory.
-        store = token_store.TokenStore(self._client, self._token_namespace, self._clock)
-        if request.token not in store.load().tokens:
-            return f"token {request.token} does not exist, or was revoked"
-        return store.change(partial(self._record_in_table, request, nodes))
+        return token_store.TokenStore(self._client, self._token_namespace, self._clock)
 
-    def _record_in_table(
-        self, request: KubeletRequest, nodes: Mapping[str, bool], table: tokens.TokenTable
-    ) -> tuple[tokens.TokenTable, str]:
+    def _change_certificates(
+        self, apply: Callable[[certificates.CertificateTable], certificates.CertificateTable]
+    ) -> None:
+        def change(table: tokens.TokenTable) -> tuple[tokens.TokenTable, None]:
+            if table == tokens.TokenTable():
+                return table, None
+            found = apply(self._read_certificates(table))
+            return certificates.store_certificates(table, found), None
+
+        self._store.change(change)
+
+    def _record_nodes(self) -> None:
+        """Record the names of Nodes, also of those that were deleted."""
+        deleted, nodes = frozenset(self._unrecorded), self._nodes.get_all().keys()
+        now = self._clock.now()
+        self._change_certificates(lambda found: found.note_nodes(nodes, now, deleted))
+        self._unrecorded -= deleted
+
+    def _record_expiry(self, request: KubeletRequest) -> None:
+        """Record when the certificate ends, once it is signed."""
+        certificate = request.certificate
+        if certificate.expires and self._issued.get(certificate.id) != certificate:
+            self._change_certificates(lambda found: found.put(certificate))
+            self._remember_issued(certificate)
+
+    def _record_name(
+        self, request: KubeletRequest, table: tokens.TokenTable
+    ) -> tuple[tokens.TokenTable, CSRRefusal | None]:
+        """Record that the name belongs to the machine; return why it does not.
+
+        kube-controller-manager deletes requests an hour after their decision (csrcleaner), and a
+        token ends before the certificates of its machines.
+        """
         record = table.tokens.get(request.token)
         if record is None:
-            return table, f"token {request.token} was revoked"
-        refusal = self._find_refusal(request, nodes, record.nodes)
-        return (
-            (table, refusal) if refusal else (table.put(tokens.add_node(record, request.node)), "")
-        )
+            what = f"token {request.token} does not exist, or was revoked"
+            return table, CSRRefusal(f"{what}: create another token for the machine")
+        found = self._read_certificates(table)
+        if request.certificate.id not in self._issued:
+            newer_than = self._find_oldest(request, found)
+            if refused := find_name_refusal(request, record, found.rows, newer_than=newer_than):
+                return table, refused
+        expires = self._clock.now() + certificates.LIFETIME_S
+        found = found.put(replace(request.certificate, expires=expires))
+        changed = table.put(tokens.add_node(record, request.node))
+        return certificates.store_certificates(changed, found), None
 
-    def _approve_request(self, request: KubeletRequest) -> None:
+    def _find_oldest(self, request: KubeletRequest, table: certificates.CertificateTable) -> float:
+        """Return the time before which the Node of a request may have been deleted."""
+        gone_at = self._deleted.get(request.node, 0.0)
+        if not gone_at and self._nodes.find(request.node) is None:
+            # It may have been deleted while no controller ran. The table has the names of Nodes.
+            own = request.certificate.id
+            is_known = any(row.node == request.node and row.id != own for row in table.rows)
+            gone_at = self._listed_at if is_known else 0.0
+        return max(gone_at + pool_labels.SKEW_S, table.since)
+
+    def _read_certificates(self, table: tokens.TokenTable) -> certificates.CertificateTable:
+        now = self._clock.now()
+        found = certificates.read_certificates(table, now)
+        # A restore of etcd takes rows away, but no certificate from a machine.
+        known = {row.id: row for row in (*self._issued.values(), *found.rows)}
+        found = replace(found, rows=tuple(row for row in known.values() if row.expires > now))
+        if found.since:
+            return found
+        return found.note_nodes(self._nodes.get_all().keys(), float(int(self._listed_at or now)))
+
+    def _list_others(self, request: KubeletRequest) -> list[certificates.IssuedCertificate]:
+        rows = self._store.change(lambda table: (table, self._read_certificates(table).rows))
+        return [row for row in rows if row.node == request.node and row.identity != request.holder]
+
+    def _write_decision(self, request: KubeletRequest, decision: str, message: str) -> bool:
+        """Add the condition; return False if it is another request, or decided meanwhile."""
         try:
             document = self._client.get(resources.CERTIFICATESIGNINGREQUESTS, request.name)
         except errors.NotFoundError:
-            return
-        current = KubeletRequest.from_json(document)
-        if current != request:
-            # Another object of the same name, or decided meanwhile; the watch reports it.
-            return
-        message = f"access token {request.token} permits node {request.node}"
+            return False
+        if KubeletRequest.from_json(document) != request:
+            return False
         condition: decode.Json = {
-            "type": "Approved",
+            "type": decision,
             "status": "True",
             "reason": _REASON,
             "message": message,
@@ -197,34 +264,25 @@ class ApprovalController:
         self._client.update(
             resources.CERTIFICATESIGNINGREQUESTS, request.name, body, subresource="approval"
         )
-        self._approved[request.name] = IssuedCertificate(request.token, request.node)
-        log.info("approved the certificate of node %s: %s", request.node, message)
+        return True
 
-    def _forget_refusal(self, name: str) -> None:
-        token, _ = self._refusals.pop(name, ("", ""))
-        self._refused_counts[token] -= 1
-        if self._refused_counts[token] <= 0:
-            del self._refused_counts[token]
-
-    def _report_refusal(self, request: KubeletRequest, refusal: str) -> None:
+    def _report_refusal(self, request: KubeletRequest, reason: str) -> None:
         token = request.token
-        if self._refusals.get(request.name) == (token, refusal):
+        if self._refusals.get(request.name) == (token, reason):
             return
-        self._forget_refusal(request.name)
-        self._refusals[request.name] = token, refusal
-        self._refused_counts[token] += 1
-        excess = self._refused_counts[token] - _MAX_REPORTS
+        self._refusals[request.name] = token, reason
+        excess = sum(other == token for other, _ in self._refusals.values()) - _MAX_REPORTS
+        if excess == 1:
+            log.warning(
+                "did not approve more than %d certificate requests of token %s: not reporting "
+                "further ones; to end them, run: treenail-controller token revoke %s",
+                *(_MAX_REPORTS, token, token),
+            )
         if excess > 0:
-            if excess == 1:
-                log.warning(
-                    "did not approve more than %d certificate requests of token %s: not reporting "
-                    "further ones; to end them, run: treenail-controller token revoke %s",
-                    *(_MAX_REPORTS, token, token),
-                )
             return
-        log.warning("did not approve certificate request %s: %s", request.name, refusal)
+        log.warning("did not approve certificate request %s: %s", request.name, reason)
         resource = resources.CERTIFICATESIGNINGREQUESTS
         reference = event_recorder.ObjectReference(
             resource.kind, request.name, request.uid, api_version=resource.api_version
         )
-        self._recorder.record_warning(reference, "NotApproved", f"not approved: {refusal}")
+        self._recorder.record_warning(reference, "NotApproved", f"not approved: {reason}")

@@ -5,7 +5,7 @@ and without them no pool selects the Node.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,14 +15,16 @@ from treenail.api.node import Node
 from treenail.controllers.pools.pool_membership import find_membership
 from treenail.kube import api_client, event_recorder, resources
 from treenail.provisioning.approval.request import KubeletRequest
+from treenail.provisioning.tokens.certificates import IssuedCertificate
 
 log = logging.getLogger(__name__)
 
 MAX_AGE_S = 600.0
 """Age up to which a Node is labelled. A user may remove the labels of an older one."""
 _MAX_DECIDED = 10_000
+K = TypeVar("K")
 T = TypeVar("T")
-_SKEW_S = 5.0
+SKEW_S = 5.0
 """Tolerated difference between the clocks of this controller and of the API server."""
 
 
@@ -68,7 +70,7 @@ class PoolLabeler:
     def note_node(self, node: RegisteredNode) -> None:
         """Record that the Node appeared now: the wall clocks of two hosts may differ."""
         if self._has_list:
-            _remember_value(self._seen, node.uid, self._clock.monotonic())
+            remember_value(self._seen, node.uid, self._clock.monotonic())
 
     def forget_decisions(self) -> None:
         """Decide about each Node again: a restore of etcd took labels away."""
@@ -79,11 +81,14 @@ class PoolLabeler:
         request: KubeletRequest,
         node: RegisteredNode | None,
         pools: Collection[machineconfigpool.MachineConfigPool],
+        list_others: Callable[[], Collection[IssuedCertificate]],
     ) -> None:
-        """Label the Node of an approved request, if it is new; raise `ClusterError`."""
+        """Label the Node of an approved request, if it is new; raise `ClusterError`.
+
+        ``list_others`` returns the certificates that other machines may have for its name.
+        """
         if node is None or not node.uid or node.uid in self._decided:
             return
-        _remember_value(self._decided, node.uid, None)
         try:
             labels = choose_labels(
                 node,
@@ -92,26 +97,25 @@ class PoolLabeler:
                 requested_at=request.created_at,
                 age_s=self._measure_age_s(node),
             )
+            if labels:
+                _check_name(node.name, labels, list_others())
+                # The UID keeps the labels from another Node of this name.
+                body: decode.Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
+                self._client.patch(resources.NODES, node.name, body)
+                names = ", ".join(sorted(labels))
+                log.info(
+                    "labelled Node %s as a member of pool %s: %s", node.name, request.pool, names
+                )
         except errors.ConfigError as error:
-            log.warning("%s", error)
+            message = "; ".join(filter(None, (str(error), error.remedy)))
+            log.warning("%s", message)
             reference = event_recorder.ObjectReference(resources.NODES.kind, node.name, node.uid)
-            self._recorder.record_warning(reference, "NotLabelled", str(error))
-            return
-        if not labels:
-            return
-        try:
-            # The UID keeps the labels from another Node of this name.
-            body: decode.Json = {"metadata": {"uid": node.uid, "labels": dict(labels)}}
-            self._client.patch(resources.NODES, node.name, body)
+            self._recorder.record_warning(reference, "NotLabelled", message)
         except errors.NotFoundError:
             return
-        except errors.ClusterError:
-            # Also a conflict: another client changed this Node meanwhile, or replaced it, which
-            # the watch shows before the next try.
-            self._decided.pop(node.uid, None)
-            raise
-        names = ", ".join(sorted(labels))
-        log.info("labelled Node %s as a member of pool %s: %s", node.name, request.pool, names)
+        # Not after another error, such as a conflict: another client changed this Node meanwhile,
+        # or replaced it, which the watch shows before the next try.
+        remember_value(self._decided, node.uid, None)
 
     def _measure_age_s(self, node: RegisteredNode) -> float:
         """Return the age of a Node; only one of before this process depends on the wall clock."""
@@ -121,8 +125,24 @@ class PoolLabeler:
         return self._clock.now() - node.created_at
 
 
-def _remember_value(known: dict[str, T], uid: str, value: T) -> None:
-    known[uid] = value
+def _check_name(
+    node: str, labels: Mapping[str, str], others: Collection[IssuedCertificate]
+) -> None:
+    """Raise `ConfigError` if another machine can take the identity of the Node."""
+    if others:
+        until = clocks.format_rfc3339(max(other.expires for other in others))
+        arguments = " ".join(f"{name}={value}" for name, value in labels.items())
+        raise errors.ConfigError(
+            f"cannot label Node {node}: another machine may have its certificate until {until}",
+            remedy="make sure that the other machine is shut down, then run: "
+            f"kubectl label node {node} {arguments}",
+        )
+
+
+def remember_value(known: dict[K, T], key: K, value: T) -> None:
+    """Set a value, and forget the oldest of too many."""
+    known.pop(key, None)
+    known[key] = value
     while len(known) > _MAX_DECIDED:
         del known[next(iter(known))]
 
@@ -141,7 +161,7 @@ def choose_labels(
     pool selects already, and a Node that is older than `MAX_AGE_S` get none. Raises `ConfigError`
     when labels cannot make it a member of the pool.
     """
-    if node.created_at < requested_at - _SKEW_S or age_s > MAX_AGE_S:
+    if node.created_at < requested_at - SKEW_S or age_s > MAX_AGE_S:
         return {}
     labels = dict(node.labels)
     if find_membership(node.name, labels, pools) is not None:

@@ -2,9 +2,12 @@
 
 import base64
 import binascii
+import datetime as dt
+import hashlib
 import re
+import shlex
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +15,9 @@ from treenail import clocks, errors
 from treenail.api import decode, object_meta
 from treenail.kube import api_client, resources
 from treenail.provisioning.tokens import bootstrap_tokens
+from treenail.provisioning.tokens.bootstrap_tokens import compute_identity
+from treenail.provisioning.tokens.certificates import IssuedCertificate
+from treenail.provisioning.tokens.tokens import TokenRecord
 
 KUBELET_SIGNER = "kubernetes.io/kube-apiserver-client-kubelet"
 _NODE_PREFIX = "system:node:"
@@ -21,7 +27,9 @@ _USAGES = (
     frozenset({"digital signature", "client auth"}),
     frozenset({"digital signature", "client auth", "key encipherment"}),
 )
+_EXTENSION_REQUEST = "1.2.840.113549.1.9.14"  # RFC 2985, 5.4.2
 _MAX_BYTES = 16 * 1024
+_KEY_BYTES = 9
 # As Go's encoding/pem writes it. Readers of PEM differ in the text around a block: the signer must
 # not sign another block than the one that was approved.
 _PEM = re.compile(
@@ -41,11 +49,12 @@ class KubeletRequest:
     """ID of the bootstrap token."""
     node: str = ""
     """Node name in the request; empty for an invalid request."""
+    key: str = ""
+    """Digest of the public key."""
     problem: str = ""
     """Why the request is invalid."""
     machine: str = ""
     """Node name that the access token is for; empty for any."""
-    uses: int = 1
     pool: str = ""
     """Pool of the access token."""
     created_at: float = 0.0
@@ -56,6 +65,18 @@ class KubeletRequest:
     failure: str = ""
     """Why the request was denied, or why its certificate cannot be signed."""
     has_certificate: bool = False
+    expires: float = 0.0
+    """End of the certificate in seconds since the epoch; 0 without a certificate."""
+
+    @property
+    def holder(self) -> str:
+        """The identity of the machine, as in `IssuedCertificate.identity`."""
+        return f"{self.pool}/{self.machine}" if self.machine else self.identity
+
+    @property
+    def certificate(self) -> IssuedCertificate:
+        """The certificate that this request has, or that an approval issues."""
+        return IssuedCertificate(self.node, self.holder, self.token, self.key, self.expires)
 
     @classmethod
     def from_json(cls, document: decode.Json) -> "KubeletRequest | None":
@@ -74,39 +95,38 @@ class KubeletRequest:
             return None
         if spec.get_text("signerName") != KUBELET_SIGNER:
             return None
-        node, problem = "", ""
+        node, key, problem = "", "", ""
+        pools = _list_suffixes(groups, bootstrap_tokens.GROUP)
+        names = _list_suffixes(groups, bootstrap_tokens.TOKEN_GROUP)
         machines = _list_suffixes(groups, bootstrap_tokens.MACHINE_GROUP)
         try:
-            node = _read_node_name(
-                spec.get_text("request"), frozenset(spec.get_text_list("usages"))
-            )
+            node, key = _read_subject(spec.get_text("request"), spec.get_text_list("usages"))
         except errors.ConfigError as error:
             problem = str(error)
-        if len(machines) > 1:
-            problem = "its groups name several machines"
+        if max(map(len, (machines, names, pools))) > 1:
+            problem = "its groups name several machines, tokens or pools"
         status = fields.get_object("status")
         conditions = status.read_list("conditions", object_meta.Condition)
         decisions = {condition.type: condition for condition in conditions}
         failed = decisions.get("Denied") or decisions.get("Failed")
         identity = user.removeprefix(bootstrap_tokens.USER_PREFIX)
-        uses = "".join(_list_suffixes(groups, bootstrap_tokens.USES_GROUP)[:1])
+        certificate = status.get_text("certificate")
         return cls(
             name=meta.name,
             uid=meta.uid,
-            token="".join(_list_suffixes(groups, bootstrap_tokens.TOKEN_GROUP)[:1]) or identity,
+            token="".join(names[:1]) or identity,
             identity=identity,
             node=node,
+            key=key,
             problem=problem,
             machine=bootstrap_tokens.decode_name("".join(machines[:1])),
-            uses=int(uses) if uses.isascii() and uses.isdigit() and len(uses) < 10 else 1,
-            pool=bootstrap_tokens.decode_name(
-                "".join(_list_suffixes(groups, bootstrap_tokens.GROUP)[:1])
-            ),
+            pool=bootstrap_tokens.decode_name("".join(pools[:1])),
             created_at=clocks.parse_rfc3339(meta.created) or 0.0,
             is_approved="Approved" in decisions,
             is_decided=bool(decisions.keys() & {"Approved", "Denied"}),
             failure=(failed.message or failed.reason or failed.type) if failed else "",
-            has_certificate=bool(status.get_text("certificate")),
+            has_certificate=bool(certificate),
+            expires=_read_expiry(certificate),
         )
 
 
@@ -114,13 +134,17 @@ def _list_suffixes(groups: tuple[str, ...], prefix: str) -> list[str]:
     return [group.removeprefix(f"{prefix}:") for group in groups if group.startswith(f"{prefix}:")]
 
 
-def _read_node_name(request: str, usages: frozenset[str]) -> str:
-    """Return the node name of a PKCS #10 request in PEM in base64; raise `ConfigError`."""
+def _read_subject(request: str, usages: Sequence[str]) -> tuple[str, str]:
+    """Return node name and key digest of a PKCS #10 request in PEM in base64.
+
+    Raises `ConfigError` for anything that a kubelet does not request.
+    """
     # Imported late: it takes 30 ms, and few clusters enable the controller.
     from cryptography import exceptions, x509  # noqa: PLC0415 - as above
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
     from cryptography.x509.oid import NameOID  # noqa: PLC0415 - as above
 
-    if usages not in _USAGES:
+    if frozenset(usages) not in _USAGES or len(usages) != len(set(usages)):
         raise errors.ConfigError(
             f"its usages are not those of a kubelet: {', '.join(sorted(usages))}"
         )
@@ -129,10 +153,15 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
         with warnings.catch_warnings():
             # X.509 allows 64 characters in a common name; Go, and so the kubelet, more.
             warnings.simplefilter("ignore", UserWarning)
-            find = parsed.subject.get_attributes_for_oid
+            subject = parsed.subject
+        find = subject.get_attributes_for_oid
         names = [str(attribute.value) for attribute in find(NameOID.COMMON_NAME)]
         groups = [str(attribute.value) for attribute in find(NameOID.ORGANIZATION_NAME)]
+        attributes = [attribute.oid.dotted_string for attribute in parsed.attributes]
         extensions = [extension.oid for extension in parsed.extensions]
+        public_key = parsed.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
         # It also reads the key, which may be of a curve or an algorithm that is not supported.
         is_signed = parsed.is_signature_valid
     except (
@@ -147,16 +176,37 @@ def _read_node_name(request: str, usages: frozenset[str]) -> str:
         raise errors.ConfigError(
             "it is not a certificate request in PEM that can be verified"
         ) from error
-    if groups != [_NODES]:
-        raise errors.ConfigError(f"its organization is not {_NODES}")
     node = names[0].removeprefix(_NODE_PREFIX) if len(names) == 1 else ""
-    if not object_meta.is_object_name(node) or names[0] != f"{_NODE_PREFIX}{node}":
-        raise errors.ConfigError(f"its common name is not {_NODE_PREFIX} and the name of a Node")
-    if x509.SubjectAlternativeName.oid in extensions:
-        raise errors.ConfigError("it has alternative names")
-    if not is_signed:
-        raise errors.ConfigError("its signature is invalid")
-    return node
+    is_name = object_meta.is_object_name(node) and names[0] == f"{_NODE_PREFIX}{node}"
+    for is_valid, problem in (
+        (groups == [_NODES], f"its organization is not {_NODES}"),
+        (is_name, f"its common name is not {_NODE_PREFIX} and the name of a Node"),
+        (x509.SubjectAlternativeName.oid not in extensions, "it has alternative names"),
+        # Readers of PKCS #10 differ in which of two attributes they take.
+        (attributes in ([], [_EXTENSION_REQUEST]), "it has attributes that no kubelet sends"),
+        (not extensions, "it requests extensions"),
+        (len([*subject]) == 2, "its subject has other parts than its organization and its name"),
+        (is_signed, "its signature is invalid"),
+    ):
+        if not is_valid:
+            raise errors.ConfigError(problem)
+    digest = hashlib.sha256(public_key).digest()
+    return node, base64.urlsafe_b64encode(digest[:_KEY_BYTES]).decode("ascii")
+
+
+def _read_expiry(certificate: str) -> float:
+    """Return the end of a certificate in PEM in base64; 0 for one that cannot be read."""
+    if not certificate:
+        return 0.0
+    from cryptography import x509  # noqa: PLC0415 - as above
+
+    try:
+        parsed = x509.load_pem_x509_certificate(base64.b64decode(certificate))
+    except ValueError:
+        return 0.0
+    # cryptography before 42 has no time with a zone.
+    end = getattr(parsed, "not_valid_after_utc", None) or parsed.not_valid_after
+    return float(end.replace(tzinfo=dt.UTC).timestamp())
 
 
 def _decode_pem(request: str) -> bytes:
@@ -189,48 +239,98 @@ def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
     return requests
 
 
-class IssuedCertificate(NamedTuple):
-    """A certificate that was approved: who has it holds the identity of the Node."""
+PLACEHOLDER_NAMES = frozenset({
+    "localhost", "localhost4", "localhost6", "linux", "none",  # /etc/hosts; systemd, man 5 hostname
+    "fedora", "centos", "rhel", "almalinux", "rocky",  # DEFAULT_HOSTNAME in their os-release
+    # /etc/hostname in images of installers and clouds
+    "debian", "ubuntu", "archlinux", "opensuse", "raspberrypi", "core", "host", "host-name",
+})  # fmt: skip
+"""First labels of host names that machines have before they get one of their own."""
+_CONTROL_PLANE_NAME = re.compile(r"(.*[.-])?(master|control-?plane|control|arbiter)[0-9]*([.-].*)?")
+"""Names that users, kubeadm, kind and openshift-install give machines of the control plane."""
+_MAX_NAMED = 3
 
-    token: str
-    """Name of the access token."""
-    node: str
+
+class CSRRefusal(NamedTuple):
+    """Why a request is not approved, and what the user can do."""
+
+    reason: str
+    is_final: bool = True
+    """False for a request that waits until its Node is not Ready."""
 
 
-def find_refusal(
-    request: KubeletRequest, nodes: Mapping[str, bool], approved: Collection[IssuedCertificate]
-) -> str:
-    """Return why a request must not be approved; empty when it may be.
+def find_request_refusal(request: KubeletRequest, *, is_ready: bool | None) -> CSRRefusal | None:
+    """Return why a request must not be approved, whatever other machines have.
 
-    ``nodes`` maps names of Nodes to whether they are Ready, and has the requested one if it exists.
-    ``approved`` are the certificates of all tokens as far as they are known.
+    ``is_ready`` is that of the requested Node; None if it does not exist.
     """
     if request.problem:
-        return request.problem
+        return CSRRefusal(f"{request.problem}: only a kubelet's own request is approved")
     token, node = request.token, request.node
-    if request.machine and node != request.machine:
-        return f"token {token} is for machine {request.machine}, not {node}"
-    if request.machine and nodes.get(node):
+    if request.machine:
+        if node != request.machine:
+            return CSRRefusal(
+                f"token {token} is for machine {request.machine}, not {node}: give the machine "
+                "that host name, or create a token for its name"
+            )
         # The machine that runs now would share its identity with the new one.
-        return f"Node {node} is Ready: shut its machine down, or delete the Node"
-    if not request.machine and node in nodes:
-        return (
-            f"Node {node} exists, and token {token} is not for it: delete the Node, or create a "
-            f"token with --machine {node}"
+        waiting = f"Node {node} is Ready: waiting until its machine is shut down"
+        return CSRRefusal(waiting, is_final=False) if is_ready else None
+    if is_ready is not None:
+        return CSRRefusal(
+            f"Node {node} exists, and token {token} is not for it: give the machine another host "
+            f"name, or, to replace that Node's machine, create a token with --machine {node}"
         )
-    own = {certificate.node for certificate in approved if certificate.token == token}
-    # A kubelet that restarted before it stored its certificate requests another one.
-    if node not in own and len(own) >= request.uses:
-        names = ", ".join(sorted(own))
-        return f"token {token} is for {request.uses} machines, and has certificates for {names}"
-    others = [
-        certificate.token
-        for certificate in approved
-        if certificate.node == node and certificate.token != token
-    ]
-    if others and not request.machine:
-        return (
-            f"another machine has a certificate for {node} by token {others[0]}: create a token "
-            f"with --machine {node} to replace that machine"
+    if node.partition(".")[0] in PLACEHOLDER_NAMES or _CONTROL_PLANE_NAME.fullmatch(node):
+        return CSRRefusal(
+            f"{node} is a placeholder, or a name of the control plane: give the machine another "
+            f"host name, or create a token with --machine {node}"
         )
-    return ""
+    return None
+
+
+def find_name_refusal(
+    request: KubeletRequest,
+    record: TokenRecord,
+    certificates: Collection[IssuedCertificate],
+    *,
+    newer_than: float,
+) -> CSRRefusal | None:
+    """Return why the machine of a request may not have a certificate for the name.
+
+    ``certificates`` are all that can be valid. A request that is not ``newer_than`` this time may
+    be older than the deletion of its Node, whose machine it was refused for.
+    """
+    token, node = request.token, request.node
+    if request.created_at < newer_than:
+        return CSRRefusal(
+            f"it may be older than the deletion of Node {node}: delete the request, and the "
+            f"kubelet creates another one: kubectl delete csr {shlex.quote(request.name)}"
+        )
+    named = [certificate for certificate in certificates if certificate.node == node]
+    own = [certificate for certificate in named if certificate.identity == request.holder]
+    # Responses that are being sent count, too: a server that was killed leaves them.
+    served = sum(
+        use.responses
+        for use in record.used
+        if compute_identity(record.name, record.uses, use.address) == request.identity
+    )
+    # Machines behind one address have one bootstrap token. A kubelet that restarts uses its key
+    # again (LoadOrGenerateKeyFile in pkg/kubelet/certificate/bootstrap).
+    is_other_key = served > 1 and own and all(other.key != request.key for other in own)
+    if not request.machine and (len(own) < len(named) or is_other_key):
+        return CSRRefusal(
+            f"another machine has a certificate for {node}: give this machine another host name, "
+            f"or, to replace that machine, create a token with --machine {node}"
+        )
+    for permitted, names in (
+        (served, {other.node for other in certificates if other.identity == request.holder}),
+        (record.uses, {other.node for other in certificates if other.token == token}),
+    ):
+        if node not in names and len(names) >= permitted:
+            listed = ", ".join(sorted(names)[:_MAX_NAMED]) or "none"
+            return CSRRefusal(
+                f"token {token} permits {permitted} names to this machine, and has certificates "
+                f"for {listed}: create another token for this machine"
+            )
+    return None

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from treenail import clocks, errors
+from treenail import clocks
 from treenail.kube import api_client, resources
 from treenail.provisioning.approval import request
-from treenail.provisioning.machines.joined_machines import ArrivedNode
+from treenail.provisioning.machines.joined_machines import ArrivedNode, parse_nodes
 from treenail.provisioning.tokens import bootstrap_tokens, token_store, tokens
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class TokenUseSettler:
         if not waiting or self._clock.monotonic() < self._listed_at + LIST_S:
             return
         self._listed_at = self._clock.monotonic()
-        now, nodes = self._clock.now(), self._list_nodes()
+        now = self._clock.now()
+        nodes = [*parse_nodes(self._client.list(resources.NODES).items)]
         requests = request.list_kubelet_requests(self._client)
         settled = [
             (before, after)
@@ -62,15 +63,6 @@ class TokenUseSettler:
             self._store.change(partial(_store_states, settled))
         for _, after in settled:
             log.info("settled token %s: %s", after.name, _describe_uses(after))
-
-    def _list_nodes(self) -> list[ArrivedNode]:
-        nodes = []
-        for document in self._client.list(resources.NODES).items:
-            try:
-                nodes.append(ArrivedNode.from_json(document))
-            except errors.ConfigError as error:
-                log.debug("cannot read a Node: %s", error)
-        return nodes
 
 
 def settle_record(

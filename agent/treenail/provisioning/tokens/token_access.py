@@ -15,7 +15,7 @@ from typing import Self
 from treenail import clocks, errors, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.kube import event_recorder, resources
-from treenail.provisioning.tokens import bootstrap_tokens, token_store, tokens
+from treenail.provisioning.tokens import bootstrap_tokens, certificates, token_store, tokens
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def merge_uses(
         if record is not None:
             changed[name] = merge_use(record, use)
     excess = tuple(record for record in changed.values() if len(record.used) > record.uses)
-    return tokens.TokenTable({**table.tokens, **changed}), excess
+    return replace(table, tokens={**table.tokens, **changed}), excess
 
 
 CHECK_S = 5.0
@@ -244,7 +244,8 @@ class TokenAccess:
             return
         if not self._offline.has(name, address):
             try:
-                is_known = self._store.change(partial(_confirm_in_table, name, address, now))
+                confirm = partial(tokens.confirm_use, address=address, now=now)
+                is_known = self._store.change(partial(_change_record, name, confirm))
             except errors.TreenailError as error:
                 log.warning("cannot record the use of token %s yet: %s", name, error)
             else:
@@ -259,7 +260,8 @@ class TokenAccess:
         if not verdict.token or self._offline.remove(name, address):
             return
         try:
-            is_known = self._store.change(partial(_release_in_table, name, address))
+            release = partial(tokens.release_use, address=address)
+            is_known = self._store.change(partial(_change_record, name, release))
         except errors.TreenailError as error:
             log.warning("cannot release the use of token %s by %s: %s", name, address, error)
         else:
@@ -351,13 +353,11 @@ class TokenAccess:
         refusal = self._find_refusal(record, verdict.pool, verdict.address)
         if record is None or refusal is not None:
             return table, _refuse_token(record, refusal or tokens.Refusal.UNKNOWN)
+        now = self._clock.now()
         claimed = tokens.claim_use(
-            record,
-            verdict.address,
-            self._clock.now(),
-            retry_window_s=self._settings.retry_window_s,
+            record, verdict.address, now, retry_window_s=self._settings.retry_window_s
         )
-        return table.put(claimed), claimed
+        return certificates.record_nodes(table.put(claimed), self._store.nodes, now), claimed
 
     def _claim_offline(
         self, verdict: tokens.AccessVerdict, error: errors.UnreachableError
@@ -409,26 +409,12 @@ class TokenAccess:
         )
 
 
-def _confirm_in_table(
-    name: str, address: str, now: float, table: tokens.TokenTable
+def _change_record(
+    name: str, change: Callable[[tokens.TokenRecord], tokens.TokenRecord], table: tokens.TokenTable
 ) -> tuple[tokens.TokenTable, bool]:
     """Return the table, and whether it has the token."""
     record = table.tokens.get(name)
-    return (
-        (table, False)
-        if record is None
-        else (table.put(tokens.confirm_use(record, address, now)), True)
-    )
-
-
-def _release_in_table(
-    name: str, address: str, table: tokens.TokenTable
-) -> tuple[tokens.TokenTable, bool]:
-    """Return the table, and whether it has the token."""
-    record = table.tokens.get(name)
-    return (
-        (table, False) if record is None else (table.put(tokens.release_use(record, address)), True)
-    )
+    return (table, False) if record is None else (table.put(change(record)), True)
 
 
 def _refuse_token(

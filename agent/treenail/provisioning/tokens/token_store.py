@@ -2,14 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from treenail import clocks, errors
 from treenail.api import decode
 from treenail.api.component_names import PART_OF_LABELS
-from treenail.controllers.runtime.informer_set import InformerSet
+from treenail.controllers.runtime.informer_set import InformerSet, InformerView
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.tokens import tokens
 
@@ -76,9 +76,11 @@ class TokenStore:
         self._confirmed_at = float("-inf")
         self._is_confirmed = False
         self._parser = tokens.TokenTableParser(self.where)
+        self._nodes: InformerView[bool] | None = None
 
     def add_to_informers(self, informers: InformerSet) -> None:
-        """Watch the Secret. Call it before the informers start."""
+        """Watch the Secret and the Nodes. Call it before the informers start."""
+        self._nodes = informers.add_view(watch.WatchScope(resources.NODES), lambda _: True)
         scope = watch.WatchScope(
             resources.SECRETS, self._namespace, field_selector=f"metadata.name={self._name}"
         )
@@ -109,6 +111,13 @@ class TokenStore:
 
         view.add_handler(lambda *_: observe_absence())
         view.add_list_handler(observe_list)
+
+    @property
+    def nodes(self) -> Collection[str] | None:
+        """The names of all Nodes; None while they are unknown."""
+        if self._nodes is None or self._nodes.listed_at is None:
+            return None
+        return self._nodes.get_all().keys()
 
     @property
     def where(self) -> str:
@@ -201,7 +210,7 @@ class TokenStore:
         for _ in range(_ATTEMPTS):
             before = _get_table(base)
             table = _apply_changes(batch, before)
-            if table == before and base.resource_version:
+            if table == before:
                 if not is_copy:
                     return
                 # No write shows whether the copy is old: a revoked token may still be in it.

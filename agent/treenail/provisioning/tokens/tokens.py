@@ -95,6 +95,7 @@ class OpenAccess:
 MAX_TOKENS = 10_000
 MAX_USES = 1_000
 _DATA_KEY = "tokens"
+_CERTIFICATES_KEY = "certificates"
 _FORMAT = 1
 _EMPTY: decode.Json = {"format": _FORMAT, "tokens": []}
 _MAX_BYTES = 1_048_576
@@ -188,6 +189,8 @@ class TokenTable:
     """All tokens by name, in the order in which they were created."""
 
     tokens: Mapping[str, TokenRecord] = field(default_factory=dict)
+    certificates: str = field(default="", repr=False)
+    """The certificates of kubelets, as `tokens.certificates` formats them."""
 
     def find(self, token: str) -> TokenRecord | None:
         """Return the record of a token, or None for an unknown one.
@@ -203,17 +206,20 @@ class TokenTable:
 
     def put(self, record: TokenRecord) -> "TokenTable":
         """Return the table with this record added or replaced."""
-        return TokenTable({**self.tokens, record.name: record})
+        return replace(self, tokens={**self.tokens, record.name: record})
 
     def remove(self, name: str) -> "TokenTable":
         """Return the table without the token of this name."""
-        return TokenTable({key: record for key, record in self.tokens.items() if key != name})
+        return self.keep(lambda record: record.name != name)
 
     def prune(self, since: float) -> "TokenTable":
         """Return the table without tokens that expired before this time."""
-        return TokenTable(
-            {key: record for key, record in self.tokens.items() if record.expires >= since}
-        )
+        return self.keep(lambda record: record.expires >= since)
+
+    def keep(self, is_kept: Callable[[TokenRecord], bool]) -> "TokenTable":
+        """Return the table with some of its tokens; certificates outlive their tokens."""
+        kept = {name: record for name, record in self.tokens.items() if is_kept(record)}
+        return replace(self, tokens=kept)
 
 
 TOKEN_STATES = ("valid", "used", "overused", "expired")
@@ -349,13 +355,15 @@ def format_token_table(table: TokenTable) -> dict[str, str]:
     content = json.dumps({"format": _FORMAT, "tokens": rows}, separators=(",", ":")).encode()
     if len(content) > _PLAIN_BYTES:
         content = zlib.compress(content, 1)
-    if len(rows) > MAX_TOKENS or len(content) > _MAX_BYTES:
+    size = len(content) + len(table.certificates) * 3 // 4
+    if len(rows) > MAX_TOKENS or size > _MAX_BYTES:
         raise ConfigError(
             f"cannot keep {len(rows)} access tokens: a Secret has room for {MAX_TOKENS} tokens "
-            f"and {_MAX_BYTES} bytes, found {len(content)} bytes",
+            f"and {_MAX_BYTES} bytes, found {size} bytes",
             remedy="remove old ones with: treenail-controller token revoke --expired",
         )
-    return {_DATA_KEY: base64.b64encode(content).decode("ascii")}
+    data = {_DATA_KEY: base64.b64encode(content).decode("ascii")}
+    return data | ({_CERTIFICATES_KEY: table.certificates} if table.certificates else {})
 
 
 def parse_token_table(secret: decode.Json, *, where: str) -> TokenTable:
@@ -372,14 +380,16 @@ class TokenTableParser:
     def __init__(self, where: str) -> None:
         self._where = where
         self._records: dict[str, TokenRecord] = {}
-        self._latest: tuple[str, TokenTable] | None = None
+        self._latest: tuple[tuple[str, str], TokenTable] | None = None
 
     def parse(self, secret: decode.Json) -> TokenTable:
         """Parse the Secret as `parse_token_table` does."""
-        text = _read_text(secret, self._where)
+        text = _read_text(secret, self._where, _DATA_KEY)
+        certificates = _read_text(secret, self._where, _CERTIFICATES_KEY)
         # The watch repeats what the response to a write contained.
-        if self._latest is None or self._latest[0] != text:
-            self._latest = text, self._parse_text(text)
+        if self._latest is None or self._latest[0] != (text, certificates):
+            table = replace(self._parse_text(text), certificates=certificates)
+            self._latest = (text, certificates), table
         return self._latest[1]
 
     def _parse_text(self, text: str) -> TokenTable:
@@ -400,8 +410,8 @@ class TokenTableParser:
         return table
 
 
-def _read_text(secret: decode.Json, where: str) -> str:
-    text = decode.Fields.from_json(secret, where).get_object("data").get_text(_DATA_KEY)
+def _read_text(secret: decode.Json, where: str, key: str) -> str:
+    text = decode.Fields.from_json(secret, where).get_object("data").get_text(key)
     if len(text) > 2 * _MAX_BYTES:
         raise _make_error(where, f"it is longer than {_MAX_BYTES} bytes")
     return text
