@@ -80,4 +80,5 @@ def test_pending_request_is_in_the_document() -> None:
     (found,) = build_report_document(build_report(machines), expect_s=1200)["requests"]  # type: ignore[attr-defined]
     assert found["certificateRequest"] == "csr-w1"
     assert "is not approved" in found["problem"]
-    assert "kubectl certificate approve csr-w1" in found["remedy"]
+    assert "kubectl describe csr csr-w1" in found["remedy"]
+    assert "certificate approve" not in found["remedy"]

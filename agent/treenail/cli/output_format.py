@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from treenail.cli import terminal
@@ -151,6 +152,19 @@ def print_table(
     width = terminal.find_width(sys.stdout)
     for line in format_table_lines(columns, rows, is_wide=chosen is OutputFormat.WIDE, width=width):
         print(line)
+
+
+def print_table_with_notes(
+    columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], notes: Iterable[Iterable[str]]
+) -> None:
+    """Print a table, with the whole notes of a row on the lines below it."""
+    width = terminal.find_width(sys.stdout)
+    lines = format_table_lines(columns, rows, width=width)
+    for line, texts in zip(lines, chain([()], notes), strict=True):
+        print(line)
+        for text in filter(None, texts):
+            for part in terminal.wrap_text(escape_line(text), width, indent="  ", hanging="  "):
+                print(part)
 
 
 def format_table_lines(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.objects import collection_of
+from tests.provisioning.approving import Approvals, install_join_access, join
 from tests.provisioning.samples import make_pool
 from tests.provisioning.token_cluster import SECRET, TokenCluster, run_token_cluster
 from treenail.api import component_names
@@ -168,6 +169,27 @@ def test_revoked_token_is_printed_although_its_bootstrap_token_stays(
     assert output == f"revoked token {name}\n"
     assert "cannot delete resource" in errors
     assert cluster.make_store().load().tokens == {}
+
+
+def test_list_shows_refused_requests_and_what_to_do(run: Run, cluster: TokenCluster) -> None:
+    token, record = cluster.create_token()
+    install_join_access(cluster)
+    for number in range(4):
+        join(cluster, token, f"csr-{number}", "localhost")
+    approvals = Approvals(cluster)
+    for number in range(4):
+        assert approvals.decide(f"csr-{number}") == ["Denied"]
+    _, output, _ = run("list")
+    text = " ".join(output.split())
+    assert (
+        "csr-0 of its kubelet, for node localhost, was refused: localhost is a placeholder" in text
+    )
+    assert "--machine localhost" in text
+    assert "kubectl delete csr csr-0" in text
+    assert "certificate approve" not in text
+    (found,) = read_json(run, "list", "--json")["items"]
+    # Its machine can create any number of them.
+    assert (found["name"], len(found["refusals"])) == (record.name, 3)
 
 
 def test_list_without_tokens_names_the_secret(run: Run) -> None:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from treenail import clocks, errors, sanitize
+from treenail import clocks, errors
 from treenail.cli import argument_parser, output, output_format, terminal
 from treenail.cli.controller import connect
 from treenail.controllers.status.snapshot import read_pools
@@ -93,7 +93,8 @@ def print_machines(arguments: argparse.Namespace) -> int:
         if is_wide:
             output_format.print_table(chosen, _COLUMNS, cells)
         else:
-            _print_with_problems(rows, cells)
+            notes = ((row.problem, row.remedy) for row in rows)
+            output_format.print_table_with_notes(_COLUMNS, cells, notes)
     else:
         output_format.print_output(
             chosen,
@@ -141,22 +142,6 @@ def compute_exit_code(rows: Sequence[machine_report.ReportedRequest]) -> int:
         return output.EXIT_ATTENTION
     is_waiting = any(row.machine.arrival is joined_machines.NodeArrival.WAITING for row in rows)
     return output.EXIT_PENDING if is_waiting else 0
-
-
-def _print_with_problems(
-    rows: Sequence[machine_report.ReportedRequest], cells: Sequence[Sequence[str]]
-) -> None:
-    """Print the table with the whole problem of a request on the lines below it."""
-    width = terminal.find_width(sys.stdout)
-    heading, *lines = output_format.format_table_lines(_COLUMNS, cells, width=width)
-    print(heading)
-    for reported, line in zip(rows, lines, strict=True):
-        print(line)
-        for text in filter(None, (reported.problem, reported.remedy)):
-            for part in terminal.wrap_text(
-                sanitize.escape_line(text), width, indent="  ", hanging="  "
-            ):
-                print(part)
 
 
 def _build_cells(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from treenail.provisioning.tokens.token_store import TokenStore
 
 _MAX_TTL_S = 365 * 86400.0
+_MAX_REFUSALS = 3
+"""Refused requests of a token that are shown: its machine can create any number of them."""
 _COLUMNS = (
     output_format.TableColumn("NAME"),
     output_format.TableColumn("POOL"),
@@ -226,6 +228,7 @@ def list_tokens(arguments: argparse.Namespace) -> int:
     with connect.connect_cluster(arguments) as client:
         store = _open_store(client, arguments)
         table = store.load()
+        refusals = _list_refusals(client)
     now = clocks.SystemClock().now()
     records = [record for record in table.tokens.values() if arguments.pool in (None, record.pool)]
     if arguments.output is output_format.OutputFormat.TABLE and not records:
@@ -233,13 +236,32 @@ def list_tokens(arguments: argparse.Namespace) -> int:
         terminal.print_lines([f"no access token{pool} in {store.where}"], sys.stderr)
         return 0
     if arguments.output is output_format.OutputFormat.TABLE:
-        output_format.print_table(
-            arguments.output, _COLUMNS, (_format_row(record, now) for record in records)
+        output_format.print_table_with_notes(
+            _COLUMNS,
+            (_format_row(record, now) for record in records),
+            (refusals.get(record.name, ()) for record in records),
         )
         return 0
-    items = [_describe_token(record, now) for record in records]
+    items = [
+        {**_describe_token(record, now), "refusals": refusals.get(record.name, [])}
+        for record in records
+    ]
     output_format.print_document(arguments.output, "AccessTokenList", {"items": items})
     return 0
+
+
+def _list_refusals(client: "Client") -> Mapping[str, list[str]]:
+    """Return why certificates of a token's machines were refused, and what to do."""
+    from treenail.provisioning.approval.request import list_kubelet_requests
+    from treenail.provisioning.machines.joined_machines import describe_certificate
+    from treenail.provisioning.machines.machine_report import find_certificate_remedy
+
+    refusals: dict[str, list[str]] = {}
+    for request in list_kubelet_requests(client):
+        texts = refusals.setdefault(request.token, [])
+        if request.failure and len(texts) < _MAX_REFUSALS:
+            texts.append(f"{describe_certificate(request)}; {find_certificate_remedy(request)}")
+    return refusals
 
 
 def revoke_tokens(arguments: argparse.Namespace) -> int:

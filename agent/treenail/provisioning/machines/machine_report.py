@@ -129,7 +129,7 @@ def find_remedy(
             "treenail-controller token create --machine NODE"
         )
     if machine.certificate is not None:
-        return _find_certificate_remedy(machine.certificate)
+        return find_certificate_remedy(machine.certificate)
     return (
         "read its console; on the machine run: journalctl -u treenail-firstboot -u kubelet"
         if machine.served is not None
@@ -137,18 +137,18 @@ def find_remedy(
     )
 
 
-def _find_certificate_remedy(request: KubeletRequest) -> str:
+def find_certificate_remedy(request: KubeletRequest) -> str:
+    """Return the next step for a kubelet without a Node; never to approve its request by hand."""
     name = shlex.quote(request.name)
     if request.failure:
-        return f"delete the request, and restart the kubelet: kubectl delete csr {name}"
+        return (
+            f"do what the refusal says, then let the kubelet try again: kubectl delete csr {name}"
+        )
     if request.has_certificate:
         return "on the machine run: journalctl -u kubelet"
     if request.is_approved:
         return "check that kube-controller-manager signs: it needs --cluster-signing-key-file"
-    return (
-        f"run the controller approve, or see why: kubectl describe csr {name}; to approve it, run: "
-        f"kubectl certificate approve {name}"
-    )
+    return f"check that the controller approve runs, or see why: kubectl describe csr {name}"
 
 
 def _find_request_remedy(logged: logged_requests.LoggedRequest) -> str:
