@@ -3,11 +3,14 @@
 import base64
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.contract.client import Cluster
 from tests.contract.csr import (
@@ -17,6 +20,7 @@ from tests.contract.csr import (
     make_key,
     make_pkcs10,
     make_request,
+    make_two_attributes,
 )
 from tests.fixtures.clusters import REAL
 from tests.fixtures.controllers import CLOCK
@@ -34,17 +38,24 @@ from treenail.manifests.ignition_server import NAME, build_approval_access, buil
 from treenail.manifests.installation import InstallOptions
 from treenail.manifests.permissions import CONTROLLER_VERBS, build_rules
 from treenail.provisioning.approval.controller import ApprovalController
-from treenail.provisioning.tokens.bootstrap_tokens import BootstrapCredentials, JoinTarget
+from treenail.provisioning.tokens.bootstrap_tokens import (
+    BootstrapCredentials,
+    JoinTarget,
+    list_identities,
+)
+from treenail.provisioning.tokens.certificates import CertificateTable, store_certificates
 from treenail.provisioning.tokens.token_store import TOKEN_SECRET, TokenStore
 from treenail.provisioning.tokens.tokens import (
     TokenRecord,
     TokenTable,
+    TokenUse,
     format_token_table,
     make_token,
 )
 from treenail_lab.apiserver.access.certificates import CertificateIdentity, render_kubeconfig
 
 pytestmark = [pytest.mark.integration]
+CLIENT = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
 RBAC = "rbac.authorization.k8s.io/v1"
 SYSTEM_SECRETS = "/api/v1/namespaces/kube-system/secrets"
 
@@ -91,12 +102,16 @@ class JoiningCluster:
     def store_token(self, record: TokenRecord) -> None:
         """Store an access token, and let the approver change it."""
         metadata = {"name": TOKEN_SECRET, "namespace": self.namespace}
+        # The servers have run for a while.
+        table = store_certificates(
+            TokenTable({record.name: record}), CertificateTable(CLOCK.now() - 600)
+        )
         self.create(
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": metadata,
-                "data": format_token_table(TokenTable({record.name: record})),
+                "data": format_token_table(table),
             }
         )
         options = InstallOptions(controllers=("approve",))
@@ -105,6 +120,26 @@ class JoiningCluster:
                 # The account of the controllers.
                 document["subjects"][0] |= {"name": "approver", "namespace": self.namespace}
             self.create(document)
+
+    @contextmanager
+    def run_approvals(self) -> Iterator[tuple[ApprovalController, list[str]]]:
+        """Run the controller as its account; yields the keys that its watches enqueue, too."""
+        approver = self.connect_account("approver")
+        recorder = EventRecorder(approver, "tests", "tests", CLOCK)
+        controller = ApprovalController(approver, CLOCK, recorder, self.namespace)
+        informers = InformerSet(approver, CLOCK)
+        keys: list[str] = []
+        controller.register_watches(informers, keys.append)
+        informers.start()
+        try:
+            assert informers.wait_until_synced(LIMIT_S)
+            yield controller, keys
+        finally:
+            informers.stop()
+
+    def read_decision(self, name: str) -> list[str]:
+        status = self.admin.get(f"{REQUESTS}/{name}").ok().get("status") or {}
+        return [each["type"] for each in status.get("conditions", [])]
 
     def connect_account(self, name: str) -> Client:
         """Connect as a service account."""
@@ -138,7 +173,7 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     joining: JoiningCluster,
 ) -> None:
     server = joining.connect_account(NAME)
-    token, record = make_token("worker", expires=CLOCK.now() + 600)
+    token, record = make_served_token()
     target = JoinTarget(joining.url, lambda: joining.authority)
     credentials = BootstrapCredentials(server, CLOCK, target)
 
@@ -150,16 +185,8 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     )
     machine = joining.connect_machine(kubeconfig)
     node, request = f"{joining.namespace}-node", f"{joining.namespace}-csr"
-    approver = joining.connect_account("approver")
-    recorder = EventRecorder(approver, "tests", "tests", CLOCK)
     joining.store_token(record)
-    controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
-    informers = InformerSet(approver, CLOCK)
-    keys: list[str] = []
-    controller.register_watches(informers, keys.append)
-    informers.start()
-    try:
-        assert informers.wait_until_synced(LIMIT_S)
+    with joining.run_approvals() as (controller, keys):
         key = make_key()
         content = make_pkcs10(f"system:node:{node}", key)
         # The authenticator's cache of Secrets follows a watch.
@@ -168,8 +195,6 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
         joining.remove_later(f"{REQUESTS}/{request}")
         wait_until(lambda: request in keys, limit_s=LIMIT_S)
         controller.sync_key(request)
-    finally:
-        informers.stop()
     status = joining.admin.get(f"{REQUESTS}/{request}").ok()["status"]
     assert [each["type"] for each in status["conditions"]] == ["Approved"]
     if not joining.admin.has_controllers():
@@ -194,11 +219,11 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
 
 
 def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningCluster) -> None:
-    """Each one is either refused by kube-apiserver, or left by the approval."""
+    """Each one is either refused by kube-apiserver, or denied by the approval."""
     node = f"{joining.namespace}-victim"
     joining.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
     server = joining.connect_account(NAME)
-    token, record = make_token("worker", expires=CLOCK.now() + 600)
+    token, record = make_served_token()
     target = JoinTarget(joining.url, lambda: joining.authority)
     machine = joining.connect_machine(
         BootstrapCredentials(server, CLOCK, target).issue(token, record, "10.0.0.1")
@@ -219,6 +244,10 @@ def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningC
         "names": make_request("", make_pkcs10("system:node:new", names=("a.example",))),
         "groups": make_request("", make_pkcs10("system:node:new", groups=("system:nodes", "a"))),
         "admin": make_request("", make_pkcs10("admin", groups=("system:masters",))),
+        "unit": make_request("", make_pkcs10("system:node:new", units=("a",))),
+        "extension": make_request("", make_pkcs10("system:node:new", extensions=[CLIENT])),
+        "attributes": make_request("", make_two_attributes("system:node:new", CLIENT, CLIENT)),
+        "localhost": make_request("", make_pkcs10("system:node:localhost")),
         "usages": make_request("", new, usages=(*USAGES, "server auth")),
         "signer": make_request("", new, signer="kubernetes.io/kube-apiserver-client"),
         "serving": make_request("", new, signer="kubernetes.io/kubelet-serving"),
@@ -242,23 +271,61 @@ def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningC
         else:
             assert answer.code in (400, 403, 422)
     assert len(created) > 8
-    approver = joining.connect_account("approver")
     joining.store_token(record)
-    recorder = EventRecorder(approver, "tests", "tests", CLOCK)
-    controller = ApprovalController(approver, CLOCK, recorder, joining.namespace)
-    informers = InformerSet(approver, CLOCK)
-    keys: list[str] = []
-    controller.register_watches(informers, keys.append)
-    informers.start()
-    try:
-        assert informers.wait_until_synced(LIMIT_S)
+    with joining.run_approvals() as (controller, _):
         for name in created:
             controller.sync_key(name)
-    finally:
-        informers.stop()
     for name in created:
-        status = joining.admin.get(f"{REQUESTS}/{name}").ok()["status"]
-        assert "Approved" not in str(status), name
+        found = joining.read_decision(name)
+        is_of_a_kubelet = not name.endswith(("-signer", "-serving"))
+        assert found == (["Denied"] if is_of_a_kubelet else []), name
+
+
+def make_served_token(*, uses: int = 1) -> tuple[str, TokenRecord]:
+    """Make a token with which a server has sent the config to each machine."""
+    token, record = make_token("worker", expires=CLOCK.now() + 600, uses=uses)
+    used = tuple(TokenUse(f"10.0.0.{number + 1}", CLOCK.now()) for number in range(uses))
+    return token, replace(record, used=used)
+
+
+def test_name_belongs_to_one_machine_on_a_cluster(joining: JoiningCluster) -> None:
+    server = joining.connect_account(NAME)
+    token, record = make_served_token(uses=4)
+    target = JoinTarget(joining.url, lambda: joining.authority)
+    credentials = BootstrapCredentials(server, CLOCK, target)
+    joining.store_token(record)
+    victim, new = f"{joining.namespace}-victim", f"{joining.namespace}-new"
+    joining.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": victim}})
+    with joining.run_approvals() as (controller, keys):
+
+        def request(name: str, node: str, number: int) -> list[str]:
+            """Request a certificate as a machine with another address; return the decision."""
+            machine = joining.connect_machine(credentials.issue(token, record, f"10.0.0.{number}"))
+            wait_until(lambda: machine.get(REQUESTS).code != 401, limit_s=LIMIT_S)
+            name = f"{joining.namespace}-{name}"
+            document = make_request(name, make_pkcs10(f"system:node:{node}"))
+            machine.post(REQUESTS, document).ok()
+            joining.remove_later(f"{REQUESTS}/{name}")
+            wait_until(lambda: name in keys, limit_s=LIMIT_S)
+            controller.sync_key(name)
+            return joining.read_decision(name)
+
+        for identity in list_identities(record):
+            joining.remove_later(f"{SYSTEM_SECRETS}/bootstrap-token-{identity}")
+        assert request("takes-over", victim, 1) == ["Denied"]
+        joining.admin.delete(f"/api/v1/nodes/{victim}").ok()
+        takes_over = f"{joining.namespace}-takes-over"
+        keys.clear()
+        wait_until(lambda: "/" in keys, limit_s=LIMIT_S)
+        controller.sync_key("/")
+        controller.sync_key(takes_over)
+        assert joining.read_decision(takes_over) == ["Denied"]
+        assert request("placeholder", "localhost", 1) == ["Denied"]
+        assert request("first", new, 2) == ["Approved"]
+        assert request("same-name", new, 3) == ["Denied"]
+        assert request("second-name", f"{new}-2", 2) == ["Denied"]
+        joining.admin.delete(f"{REQUESTS}/{joining.namespace}-first").ok()
+        assert request("after-cleanup", new, 4) == ["Denied"]
 
 
 def forged_notes(user: str) -> dict[str, str]:
