@@ -25,10 +25,43 @@ _LOST = 255 << 8
 
 def main(path: str, command: list[str]) -> None:
     """Run the command; return only when no fork server can run it."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    waiting: list[int] = []
+    is_forked = False
+
+    def forward(number: int, _frame: object) -> None:
+        if not is_forked:
+            waiting.append(number)
+            return
+        try:
+            connection.send(b"%d" % number)
+        except OSError:
+            return  # the command has ended
+
+    # Before the request: a caller may send a signal as soon as the command prints something.
+    for number in _FORWARDED:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, forward)
+    is_forked = _request_process(connection, path, command)
+    if not is_forked:
+        for number in _FORWARDED:
+            if _signal.getsignal(number) is forward:
+                _signal.signal(number, _signal.SIG_DFL)
+    for number in waiting:
+        if is_forked:
+            forward(number, None)
+        else:
+            os.kill(os.getpid(), number)
+    if is_forked:
+        _end_process(int(connection.recv(64) or _LOST))
+
+
+def _request_process(connection: _socket.socket, path: str, command: list[str]) -> bool:
+    """Return whether the fork server has forked the command."""
     # Those that are open now were inherited; one of the names is that of the directory itself.
     places = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     targets = [int(os.path.basename(place)) for place in places if os.path.exists(place)]
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    targets.remove(connection.fileno())
     try:
         request = {
             "command": command,
@@ -43,22 +76,9 @@ def main(path: str, command: list[str]) -> None:
         connection.sendmsg(
             [marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
         )
-        answer = connection.recv(64)
+        return bool(connection.recv(64))
     except OSError:
-        return
-    if not answer:
-        return
-
-    def forward(number: int, _frame: object) -> None:
-        try:
-            connection.send(b"%d" % number)
-        except OSError:
-            return  # the command has ended
-
-    for number in _FORWARDED:
-        if _signal.getsignal(number) != _signal.SIG_IGN:
-            _signal.signal(number, forward)
-    _end_process(int(connection.recv(64) or _LOST))
+        return False
 
 
 def _end_process(status: int) -> None:
