@@ -60,6 +60,7 @@ CONTROLLER_COMMANDS = {
     "status": ["--kubeconfig", CANARY],
     "token": ["user-data", "--pool", "worker", "--server", "https://x", "--token-file", CANARY],
     "trust": ["--signing-key", CANARY, "registry.example.com/os/node"],
+    "uninstall": ["--kubeconfig", CANARY],
 }
 DIRECTORY = f"directory-{CANARY}"
 SUBCOMMANDS = {

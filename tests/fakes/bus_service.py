@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Self
 
 from gi.repository import Gio, GLib
@@ -169,7 +170,8 @@ class PeerService(Loop):
             self._listener.stop()
             self._listener.close()
         for connection in self.connections:
-            if not connection.is_closed():
+            # The peer may close it at any time.
+            with suppress(GLib.Error):
                 connection.flush_sync(None)
                 connection.close_sync(None)
 
