@@ -134,6 +134,13 @@ def print_lines(
             print(shown_line, file=stream)
 
 
+def print_error(program: str, error: object, remedy: str = "") -> None:
+    """Print an error, and below it the remedy, to standard error."""
+    lines = [f"{program}: {error}", *([f"  {remedy}"] if remedy else [])]
+    # Deeper than the remedy.
+    print_lines(lines, sys.stderr, hanging_columns=4)
+
+
 def wrap_line(line: str, width: int | None, *, hanging_columns: int = 2) -> Iterator[str]:
     """Yield the line as lines of at most ``width`` columns, further ones with more indent.
 

@@ -226,7 +226,5 @@ def _render_configs(arguments: argparse.Namespace) -> int:
 
 
 def _print_error(program: str, error: TreenailError, code: int) -> int:
-    lines = [f"{program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
-    # Deeper than the remedy.
-    terminal.print_lines(lines, sys.stderr, hanging_columns=4)
+    terminal.print_error(program, error, error.remedy)
     return code

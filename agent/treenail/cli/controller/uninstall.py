@@ -1,7 +1,6 @@
 """``treenail-controller uninstall``: delete everything that treenail created in a cluster."""
 
 import argparse
-import sys
 
 from treenail import clocks, errors
 from treenail.api import component_names, object_meta
@@ -10,6 +9,7 @@ from treenail.cli.controller import connect
 from treenail.kube import api_client, discovery, resources
 from treenail.manifests import ignition_server, installation, removal
 
+_PROGRAM = "treenail-controller"
 _PAUSE_S = 1.0
 _DEPLOYMENTS = resources.Resource("apps", "v1", "deployments", "Deployment", namespaced=True)
 _PODS = f"{removal.SELECTOR},app.kubernetes.io/name in ({installation.NAME},{ignition_server.NAME})"
@@ -50,8 +50,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def uninstall(arguments: argparse.Namespace) -> int:
     """Delete the objects; return 1 when one of them is left."""
     if arguments.delete_crds:
-        _print_error("warning: the custom resource definitions go with all MachineConfigs, "
-                     "MachineConfigPools, policies and image configurations")  # fmt: skip
+        terminal.print_error(
+            _PROGRAM,
+            "warning: the custom resource definitions go with all MachineConfigs, "
+            "MachineConfigPools, policies and image configurations",
+        )
     with connect.connect_cluster(arguments) as client:
         remover = _Remover(client, arguments.timeout, deletes_crds=arguments.delete_crds)
         deleted, kept = remover.plan()
@@ -68,7 +71,9 @@ def uninstall(arguments: argparse.Namespace) -> int:
     for problem, error in remover.problems.items():
         is_forbidden = isinstance(error, errors.ForbiddenError)
         remedy = error.remedy or (_FORBIDDEN if is_forbidden else "repair what the message names")
-        _print_error(f"cannot {problem}: {error}", f"{remedy}; then run this command again")
+        terminal.print_error(
+            _PROGRAM, f"cannot {problem}: {error}", f"{remedy}; then run this command again"
+        )
     return output.EXIT_FAILED if remover.problems else 0
 
 
@@ -211,9 +216,3 @@ def _describe_waiting(item: removal.FoundObject) -> errors.ClusterError:
         remedy="start what must finish the deletion, or remove the finalizer; see: kubectl get "
         f"{item.resource.plural}{place} {item.metadata.name} -o yaml",
     )
-
-
-def _print_error(*lines: str) -> None:
-    first, *rest = lines
-    lines = (f"treenail-controller: {first}", *(f"  {line}" for line in rest))
-    terminal.print_lines(lines, sys.stderr, hanging_columns=4)

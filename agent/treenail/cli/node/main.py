@@ -64,9 +64,7 @@ def _print_error(error: errors.TreenailError, code: int) -> int:
     remedy = error.remedy
     if not remedy and os.geteuid() != 0 and os.strerror(errno.EACCES) in str(error):
         remedy = "run the command as root, for example with sudo"
-    lines = [f"treenail: {error}", *([f"  {remedy}"] if remedy else [])]
-    # Deeper than the remedy.
-    terminal.print_lines(lines, sys.stderr, hanging_columns=4)
+    terminal.print_error("treenail", error, remedy)
     return code
 
 

@@ -180,8 +180,7 @@ def run_bootstrap(arguments: argparse.Namespace) -> int:
         # The installation of the other process has not failed.
         raise errors.UsageError(str(error), remedy=error.remedy) from error
     except errors.TreenailError as error:
-        lines = [f"{arguments.program}: {error}", *([f"  {error.remedy}"] if error.remedy else [])]
-        terminal.print_lines(lines, sys.stderr, hanging_columns=4)
+        terminal.print_error(arguments.program, error, error.remedy)
         return output.EXIT_INSTALL_FAILED
 
 
