@@ -6,6 +6,7 @@ installer or a controller write. Objects of arbitrary names have another mark be
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from treenail.api import annotations as key
 from treenail.api import decode, object_meta
@@ -78,6 +79,7 @@ def build_all_manifests() -> list[decode.Json]:
     ]
 
 
+@cache
 def list_written_names() -> Names:
     """Return the kinds that treenail writes, and the names that do not depend on the cluster."""
     names: dict[tuple[str, str], set[str]] = {

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from treenail.errors import ConfigError
 from treenail.provisioning.tokens import tokens
@@ -126,6 +127,8 @@ def record_nodes(
         return table
 
 
+# Each claim, and each decision about a request, needs the table; most of them leave it as it is.
+@lru_cache(maxsize=2)
 def _parse_table(text: str) -> CertificateTable:
     try:
         content = base64.b64decode(text, validate=True)
