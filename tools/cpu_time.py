@@ -8,7 +8,6 @@ program that it started and waited for. A program includes the processes that it
 import os
 import resource
 import subprocess
-import sys
 import tomllib
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -132,14 +131,3 @@ def read_budget() -> dict[str, float]:
     if not BUDGET_FILE.exists():
         return {}
     return dict(tomllib.loads(BUDGET_FILE.read_text(encoding="utf-8"))["folders"])
-
-
-def main(files: list[str]) -> int:
-    """Print the CPU time of the tests in JUnit files: ``python -m tools.cpu_time FILE...``."""
-    folders, _ = read_files(files)
-    print("\n".join(describe(files, folders.total(), read_budget())))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
