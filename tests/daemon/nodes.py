@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tests.daemon.machines import ROOT, TOP, Systemd, planned
 from tests.fakes import disk
@@ -132,6 +133,67 @@ class DiskLedger(FakeLedger):
         self.store_text(json.dumps(document))
 
 
+def make_interfaces(
+    world: World,
+    host: Machine,
+    clock: Any,
+    cluster: Any,
+    machine: FakeMachine,
+    *,
+    system: Any = None,
+    ledger: FakeLedger | Ledger | None = None,
+    crash_record: FakeCrashRecord | CrashRecordFile | None = None,
+    services: Systemd | None = None,
+    policy: DriftPolicy = DriftPolicy(),  # noqa: B008  # frozen
+) -> NodeInterfaces:
+    """Interfaces of an agent to a world; ``cluster`` is the Node client."""
+    files = host.files
+    configuration = NodeConfiguration(MachineInspector(host), StepRunner(host, services))
+    configs = ConfigCache(files, cluster.fetch_machine_config)
+    return NodeInterfaces(
+        os=system or machine,
+        images=FakeImages(world),
+        power=machine,
+        soft_reboots=machine,
+        pins=machine,
+        kernel=machine,
+        ledger=ledger or FakeLedger(world),
+        crash_record=crash_record or FakeCrashRecord(world),
+        cluster=cluster,
+        pull_secrets=FakePullSecrets(),
+        bootstrap_registry=BootstrapRegistryFiles(files),
+        certificates=FakeControllerConfigSync(),
+        trust_store=FakeTrustStore(),
+        requests=FakeRequests(world),
+        mcd_state=MCDState(files),
+        configuration=configuration,
+        config_cache=configs,
+        drift=DriftMonitor(
+            host,
+            NodeConfigs(configs, FakeImages(world).read_booted),
+            DriftCheck(host, UnitFileReader(files)),
+            SilentWatcher(),
+            configuration,
+            policy=policy,
+            full_check_s=600.0,
+        ),
+        preflight=FakePreflight(world),
+        health=FakeHealth(world, clock),
+        clock=clock,
+    )
+
+
+def count_start(ports: NodeInterfaces) -> None:
+    """Count the start of the agent, as its first step does."""
+    CrashCounter(
+        ports.ledger,
+        ports.crash_record,
+        ports.kernel,
+        ports.clock,
+        open_machine=lambda: (ports.os, ports.power, ports.configuration),
+    ).count_start()
+
+
 class Process:
     """The agent's process: what is lost with it, and nothing else."""
 
@@ -151,48 +213,20 @@ class Process:
         self.notifier = FakeNotifier()
         host = self.open_machine(world, clock)
         files = host.files
-        configuration = NodeConfiguration(
-            MachineInspector(host), StepRunner(host, self.open_services(world))
-        )
-        configs = self.config_cache = ConfigCache(files, self.cluster.fetch_machine_config)
-        ports = NodeInterfaces(
-            os=system,
-            images=FakeImages(world),
-            power=machine,
-            soft_reboots=machine,
-            pins=machine,
-            kernel=machine,
+        ports = make_interfaces(
+            world,
+            host,
+            clock,
+            self.cluster,
+            machine,
+            system=system,
             ledger=self.open_ledger(world, host),
             crash_record=self.open_crash_record(world, host),
-            cluster=self.cluster,
-            pull_secrets=FakePullSecrets(),
-            bootstrap_registry=BootstrapRegistryFiles(files),
-            certificates=FakeControllerConfigSync(),
-            trust_store=FakeTrustStore(),
-            requests=FakeRequests(world),
-            mcd_state=MCDState(files),
-            configuration=configuration,
-            config_cache=configs,
-            drift=DriftMonitor(
-                host,
-                NodeConfigs(configs, FakeImages(world).read_booted),
-                DriftCheck(host, UnitFileReader(files)),
-                SilentWatcher(),
-                configuration,
-                policy=DriftPolicy(paths=HEALED, repairs_per_hour=1000),
-                full_check_s=600.0,
-            ),
-            preflight=FakePreflight(world),
-            health=FakeHealth(world, clock),
-            clock=clock,
+            services=self.open_services(world),
+            policy=DriftPolicy(paths=HEALED, repairs_per_hour=1000),
         )
-        CrashCounter(
-            ports.ledger,
-            ports.crash_record,
-            machine,
-            clock,
-            open_machine=lambda: (system, machine, ports.configuration),
-        ).count_start()
+        self.config_cache = ports.config_cache
+        count_start(ports)
         if world.crashes(world):
             raise Killed
         self.stop = threading.Event()

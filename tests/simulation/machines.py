@@ -9,19 +9,11 @@ from typing import Any
 
 import treenail.daemon.reconcile.loop as loop_module
 from tests.daemon.machines import ROOT
-from tests.daemon.nodes import FakeImages, SilentWatcher
+from tests.daemon.nodes import count_start, make_interfaces
 from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
-    FakeControllerConfigSync,
-    FakeCrashRecord,
-    FakeHealth,
-    FakeLedger,
     FakeMachine,
     FakeNotifier,
-    FakePreflight,
-    FakePullSecrets,
-    FakeRequests,
-    FakeTrustStore,
     WentDown,
     World,
 )
@@ -30,24 +22,13 @@ from tests.simulation.threads import SimProcess
 from treenail.clocks import format_rfc3339
 from treenail.daemon.agent_settings import LimitSettings
 from treenail.daemon.cluster.node_client import NodeClient
-from treenail.daemon.cluster.pull_secrets import BootstrapRegistryFiles
-from treenail.daemon.configuration.config_cache import ConfigCache, NodeConfigs
-from treenail.daemon.configuration.drift import DriftCheck
-from treenail.daemon.configuration.drift_repair import DriftMonitor
-from treenail.daemon.configuration.mcd_state import MCDState
-from treenail.daemon.configuration.node_configuration import MachineInspector, NodeConfiguration
-from treenail.daemon.configuration.step_runner import StepRunner
 from treenail.daemon.local.metrics import NodeMetrics
 from treenail.daemon.local.status_file import StatusFile
-from treenail.daemon.reconcile.context import NodeInterfaces
-from treenail.daemon.reconcile.crash_counter import CrashCounter
 from treenail.daemon.reconcile.observe import Observer
-from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.kube.api_client import Client
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import NODES
 from treenail.kube.watch import ResourceWatch, WatchScope
-from treenail.update.drift.drift_policy import DriftPolicy
 from treenail_lab.apiserver.access.authentication import ApiUser
 
 BOOT_S = 20.0
@@ -153,57 +134,16 @@ class AgentRun:
             on_connected=lambda: self._wakeup.notify("the Node watch connected"),
         )
         self._watch.add_list_handler(node_client.handle_list)
-        machine = FakeMachine(world)
-        clock: Any = process
         host = make_machine(ROOT, world.disk, clock=process)
-        files = host.files
-        configuration = NodeConfiguration(MachineInspector(host), StepRunner(host))
-        configs = ConfigCache(files, node_client.fetch_machine_config)
-        ports = NodeInterfaces(
-            os=machine,
-            images=FakeImages(world),
-            power=machine,
-            soft_reboots=machine,
-            pins=machine,
-            kernel=machine,
-            ledger=FakeLedger(world),
-            crash_record=FakeCrashRecord(world),
-            cluster=node_client,
-            pull_secrets=FakePullSecrets(),
-            bootstrap_registry=BootstrapRegistryFiles(files),
-            certificates=FakeControllerConfigSync(),
-            trust_store=FakeTrustStore(),
-            requests=FakeRequests(world),
-            mcd_state=MCDState(files),
-            configuration=configuration,
-            config_cache=configs,
-            drift=DriftMonitor(
-                host,
-                NodeConfigs(configs, FakeImages(world).read_booted),
-                DriftCheck(host, UnitFileReader(files)),
-                SilentWatcher(),
-                configuration,
-                policy=DriftPolicy(),
-                full_check_s=600.0,
-            ),
-            preflight=FakePreflight(world),
-            health=FakeHealth(world, clock),
-            clock=process,
-        )
-        CrashCounter(
-            ports.ledger,
-            ports.crash_record,
-            machine,
-            process,
-            open_machine=lambda: (machine, machine, configuration),
-        ).count_start()
+        ports = make_interfaces(world, host, process, node_client, FakeMachine(world))
+        count_start(ports)
         self._loop = loop_module.ReconcileLoop(
             ports,
             observer=Observer(ports, should_drain=True, drain_limit_s=3600.0),
             status_file=StatusFile(
                 write=lambda _: None, notifier=FakeNotifier(), clock=process, node=node
             ),
-            metrics=NodeMetrics(files, process),
+            metrics=NodeMetrics(host.files, process),
             wakeup=self._wakeup,
             stop=stop,
             limits=LimitSettings(),

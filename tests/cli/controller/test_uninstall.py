@@ -10,7 +10,13 @@ import pytest
 from tests.contract.client import APPLY, Cluster
 from tests.contract.conftest import GADGET, definition
 from tests.controllers.drain.site import Wire
-from tests.fixtures.clusters import controllers, kubeconfig, real_kubeconfig
+from tests.fixtures.clusters import (
+    controllers,
+    is_served,
+    kubeconfig,
+    real_kubeconfig,
+    server,
+)
 from tests.fixtures.controllers import open_client
 from tests.fixtures.objects import (
     add_pool,
@@ -40,7 +46,7 @@ from treenail_lab.apiserver.serving.faults import FaultMatch, RejectFault
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = pytest.mark.integration
-__all__ = ["controllers", "kubeconfig", "real_kubeconfig"]
+__all__ = ["controllers", "kubeconfig", "real_kubeconfig", "server"]
 
 Run = Callable[..., tuple[int, str, str]]
 MONITORING = [
@@ -70,8 +76,7 @@ class Place:
         for document in MONITORING:
             self.put(document)
         for document in MONITORING:
-            path = f"/apis/monitoring.coreos.com/v1/{document['spec']['names']['plural']}"
-            wait_until(lambda path=path: self.cluster.get(path).code == 200, limit_s=30.0)  # type: ignore[misc]
+            wait_until(lambda kind=document: is_served(self.cluster, kind), limit_s=30.0)  # type: ignore[misc]
         for document in removal.build_all_manifests():
             self.put(document)
         self.add_tokens()
@@ -117,12 +122,6 @@ def add_objects_of_controllers(place: Place) -> None:
     lease = make_object(resources.LEASES, "treenail-controller", {}, labels=PART_OF_LABELS,
                         namespace="treenail")  # fmt: skip
     client.create(resources.LEASES, lease, namespace="treenail")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LabServer]:
-    with LabServer(tmp_path / "api") as found:
-        yield found
 
 
 @pytest.fixture
