@@ -33,7 +33,6 @@ NEWEST = VERSIONS_SERVED[-1]
 SHA256 = "sha256-" + "0" * 64
 URL = "https://example.com/a"
 HEADERS = [{"name": "a", "value": "b"}]
-CUSTOM = {"pin": "sss", "config": "{}"}
 ORDERED = {"groups", "options", "sshAuthorizedKeys", "devices"}
 """Lists whose order every version keeps."""
 

@@ -17,9 +17,7 @@ from treenail.kube import api_client, resources
 
 log = logging.getLogger(__name__)
 
-"""Condition of a MachineOSConfig, whose message says what is missing."""
 _POLL_S = 2.0
-_FIELD_MANAGER = "treenail-install-bootstrap"
 
 ConnectCluster = Callable[[], api_client.Client]
 """Returns a client; raises `UsageError` while there is no kubeconfig."""

@@ -116,12 +116,6 @@ class RegistryChecker:
         return replace(self._settings, secret=access.login, tls=replace(tls, ca_pem=ca_pem))
 
 
-def describe_registry_error(error: TreenailError) -> tuple[str, str]:
-    """Return text and remedy of an error of a registry."""
-    remedy = error.remedy if isinstance(error, RegistryError | ConfigError) else ""
-    return str(error), remedy or "correct it, or leave out the checks of registries: --offline"
-
-
 def parse_image(text: str) -> pullspec.PullSpec | None:
     """Return an image by digest; None for another text, which other checks report."""
     try:

@@ -4,7 +4,7 @@ Its lines have styles, which a terminal or a picture shows.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from treenail.cli import terminal
@@ -55,11 +55,6 @@ class StyledLine:
 def style_text(text: str, style: str) -> StyledSpan:
     """Return a span."""
     return text, style
-
-
-def join_lines(lines: Iterable[StyledLine]) -> str:
-    """Join lines as plain text."""
-    return "\n".join(map(str, lines))
 
 
 MAX_IDLE_NODES = 10
