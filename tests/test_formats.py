@@ -56,7 +56,13 @@ LEDGER = replace(
     COMPLETE,
     update=replace(
         COMPLETE.update,
-        impact=replace(COMPLETE.update.impact, checked_id="os-1", writes_image_files=True),
+        impact=replace(
+            COMPLETE.update.impact,
+            os=replace(COMPLETE.update.impact.os, keep_kargs=("console=tty0",)),
+            checked_id="os-1",
+            writes_image_files=True,
+            machine_arguments={"console=tty0": 1, "console=ttyS0": 0},
+        ),
         boot_trial=replace(
             COMPLETE.update.boot_trial,
             mode=HealthCheckMode.REPORT,
@@ -79,6 +85,7 @@ LEDGER = replace(
     retained=replace(COMPLETE.retained, boot_id="boot-1", healthy_monotonic=95.5),
     retry="again",
     is_reported=True,
+    machine_arguments={"quiet": 0},
 )
 CRASHES = CrashRecord(
     "0123", B, "boot-1", "os-1", has_os_change=False, mode=HealthCheckMode.REPORT,

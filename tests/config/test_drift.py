@@ -160,7 +160,9 @@ def test_unit_drifts_by_its_enablement(states: dict[str, str], subjects: list[st
 
 def test_kernel_arguments_drift_by_each_missing_one() -> None:
     booted = ["root=/dev/sda", "a=1", "b"]
-    assert find_argument_drift(["b", "a=1"], booted) == ()
+    assert find_argument_drift(["a=1", "b"], booted) == ()
+    (later,) = find_argument_drift(["a=1"], [*booted, "a=2"])
+    assert str(later).endswith("expected kernel arguments a=1, found a later a=2")
     assert find_argument_drift(["a=1", "a=1", "c"], booted) == (
         Drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "a=1", "nothing"),
         Drift("kernel command line", DriftAttribute.KERNEL_ARGUMENTS, "c", "nothing"),

@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.api.configs import configs, ignition, with_files, with_units
 from tests.api.fuzzing import damaged, fuzz
@@ -23,7 +22,6 @@ from treenail.config.wanted_state import (
     WantedUnit,
     WantedUser,
     read_wanted_state,
-    split_kernel_arguments,
 )
 from treenail.errors import ConfigError, IgnitionError
 
@@ -129,31 +127,6 @@ def test_operating_system_is_read() -> None:
         extensions=frozenset({"usbguard", "ipsec"}),
         fips=True,
     )
-
-
-@pytest.mark.parametrize(
-    ("entry", "arguments"),
-    [
-        ("", []),
-        ("  ", []),
-        ("a", ["a"]),
-        (' baz=test bar="hello world"', ["baz=test", 'bar="hello world"']),
-        ('a="x y"z b', ['a="x y"z', "b"]),
-        ('"a b"=c', ['"a b"=c']),
-        ('a="open end', ['a="open end']),
-        ("hugepagesz=1G\thugepages=4", ["hugepagesz=1G", "hugepages=4"]),
-    ],
-)
-def test_quotes_protect_spaces_in_kernel_arguments(entry: str, arguments: list[str]) -> None:
-    assert split_kernel_arguments(entry) == arguments
-
-
-@fuzz
-@given(st.text(st.sampled_from('ab= \t"')))
-def test_split_drops_only_spaces(entry: str) -> None:
-    found = split_kernel_arguments(entry)
-    assert all(argument.strip() for argument in found)
-    assert "".join("".join(found).split()) == "".join(entry.split())
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ import pytest
 
 from tests.contract.os_machines import go_on
 from treenail.clocks import SystemClock
-from treenail.deployment_change import DeploymentChange
+from treenail.deployment_change import DeploymentChange, split_arguments
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.backend_settings import TransactionLimits
 from treenail.host.ostree.deployments import OstreeDeployment
 from treenail.host.rpmostree.backend import RpmOstreeBackend
 from treenail.host.rpmostree.client import RpmOstreeClient
-from treenail.host.system.kernel import split_arguments
 from treenail.host.systemd.system_bus import SystemBus
 from treenail_lab.images import make_image
 from treenail_lab.machine.node.daemons import RpmOstreeHost

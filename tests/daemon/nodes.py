@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,7 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.daemon.reconcile.crash_counter import CrashCounter
 from treenail.daemon.reconcile.loop import ReconcileLoop, Wakeup
 from treenail.daemon.reconcile.observe import Observer
+from treenail.deployment_change import are_effective
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
@@ -417,6 +419,14 @@ def world_at(target: Target, *configs: MachineConfig) -> World:
     return world
 
 
+def assert_has_arguments(world: World, wish: WantedState) -> None:
+    """The machine's kernel arguments are where they were, and those of the config come last."""
+    own, added = world.system.arguments[: len(PLATFORM)], world.system.arguments[len(PLATFORM) :]
+    assert own == PLATFORM
+    assert are_effective(wish.os.kernel_arguments, world.system.arguments)
+    assert not Counter(added) - Counter(wish.os.kernel_arguments)
+
+
 def assert_at_rest(world: World, target: Target) -> None:
     """The node is all that the target asks for, in service, and says so; nothing is left over."""
     assert world.violations == []
@@ -438,7 +448,7 @@ def assert_at_rest(world: World, target: Target) -> None:
     # What is in the image does not belong to the config.
     ignored = (RecordOwnership, BackUpEntry) if target.image else (RecordOwnership,)
     assert [str(step) for step in steps if not isinstance(step, ignored)] == []
-    assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
+    assert_has_arguments(world, wish)
     hidden = [path for path in world.disk.tree() if "/.treenail" in path]
     assert hidden == []
     assert [p for p in world.disk.tree() if p.startswith(f"{TOP}{UNDO}/")] == []

@@ -12,6 +12,7 @@ from tests.fakes.bootc_host import bootc_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.host_machine import make_machine
 from tests.fakes.world import (
+    PLATFORM,
     FakeMachine,
     FakePreflight,
     FakePullSecrets,
@@ -28,6 +29,7 @@ from treenail.daemon.firstboot import (
     DONE_FILE,
     ENCAPSULATED_BACKUP,
     ENCAPSULATED_CONFIG,
+    STATE_FILE,
     FirstBootInterfaces,
     FirstBootRunner,
     record_start,
@@ -38,6 +40,7 @@ from treenail.errors import ConfigError, HostError, UnreconcilableError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
+from treenail.host.system.kernel import FIRST_COMMAND_LINE
 from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.sd_notify import SystemdNotifier
 from treenail.update.drift.drift_policy import DriftPolicy
@@ -259,7 +262,17 @@ def test_first_boot_kernel_arguments_survive_power_cut_at_any_effect(
         place.mkdir()
         host = Host(place)
         assert_joins_in_spite(host, fault, index, kernelArguments=["nosmt"])
-        assert host.world.system.arguments[-1] == "nosmt"
+        assert host.world.system.arguments == (*PLATFORM, "nosmt")
+        # What the machine had before is known for every later config.
+        assert (place / FIRST_COMMAND_LINE[1:]).read_text().split() == [*PLATFORM]
+
+
+def test_arguments_of_the_machine_are_unknown_when_an_older_agent_began(host: Host) -> None:
+    (host.root / STATE_FILE[1:]).parent.mkdir(parents=True)
+    (host.root / STATE_FILE[1:]).write_text('{"version": 1, "rebootCount": 1, "bootID": "x"}')
+    host.encapsulate(kernelArguments=["nosmt"])
+    host.join()
+    assert not (host.root / FIRST_COMMAND_LINE[1:]).exists()
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)

@@ -19,7 +19,7 @@ from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import DEFAULT_POLICY, ClusterDisruptionPolicy
 from treenail.api.machineconfig import MachineConfig
 from treenail.api.node import Node
-from treenail.deployment_change import DeploymentChange
+from treenail.deployment_change import DeploymentChange, apply_edit
 from treenail.errors import (
     BusError,
     CancelledError,
@@ -51,7 +51,8 @@ from treenail.update.state.ledger_record import TRANSITIONS, Phase, Target
 from treenail.update.status import NodeEvent, StatusReport
 
 Json = dict[str, object]
-PLATFORM = ("root=LABEL=root", "rw")
+PLATFORM = ("root=LABEL=root", "rw", "b=1", "b=2", "n=1")
+"""The kernel arguments of the machine; configs of walks have some of them too."""
 _ETC = f"{TOP}/etc/"
 
 
@@ -351,6 +352,9 @@ class FakeMachine:
     def read_command_line(self) -> tuple[str, ...]:
         return self._world.system.arguments
 
+    def read_first_command_line(self) -> tuple[str, ...]:
+        return ()
+
     def read_deployments(self) -> DeploymentStatus:
         world = self._world
         if world.is_going_down:
@@ -372,9 +376,10 @@ class FakeMachine:
         watch: Callable[[TransactionProgress], TransactionVerdict],
     ) -> None:
         world = self._world
-        kept = (each for each in world.system.arguments if each not in change.delete_kargs)
         digest = change.image.partition("@")[2] or world.system.digest
-        requested = System(digest, (*kept, *change.append_kargs), world.serials + 1)
+        requested = System(
+            digest, apply_edit(world.system.arguments, change.argument_edit), world.serials + 1
+        )
         staged = world.staging
         if staged and not world.locked:
             raise HostError(f"cannot stage {change}: {staged.id} is pending, and not locked")

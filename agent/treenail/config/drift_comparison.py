@@ -1,12 +1,12 @@
 """Comparison of the files and settings of a config with those found on the node."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 
-from treenail import observations, sanitize
+from treenail import deployment_change, observations, sanitize
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths, wanted_state
 
@@ -155,21 +155,24 @@ def find_unit_drift(
     )
 
 
-def find_argument_drift(wanted: Iterable[str], booted: Iterable[str]) -> tuple[Drift, ...]:
-    """Return the kernel arguments that are missing; additional ones are no drift."""
-    missing = list(wanted)
-    for argument in booted:
-        if argument in missing:
-            missing.remove(argument)
-    if not missing:
+def find_argument_drift(wanted: Sequence[str], booted: Sequence[str]) -> tuple[Drift, ...]:
+    """Return the kernel arguments that are missing or without effect.
+
+    Additional ones are no drift unless they have the same key and come later.
+    """
+    if deployment_change.are_effective(wanted, booted):
         return ()
     from treenail.config.redact import redact_line  # noqa: PLC0415 - slow import, rarely needed
 
+    differences = deployment_change.list_differences(wanted, booted)
     return tuple(
         Drift(
-            "kernel command line", DriftAttribute.KERNEL_ARGUMENTS, redact_line(argument), "nothing"
+            "kernel command line",
+            DriftAttribute.KERNEL_ARGUMENTS,
+            redact_line(argument),
+            redact_line(actual) or "nothing",
         )
-        for argument in missing
+        for argument, actual in differences
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from treenail import errors
+from treenail import deployment_change, errors
 from treenail.api import machineconfig
 from treenail.api.ignition import model, parser
 from treenail.config import node_paths
@@ -22,8 +22,6 @@ FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 
 _MAX_FILE_MODE = 0o777
-# Quotes protect spaces, as in the kernel's parser of its command line.
-_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*(?:"|$))+')
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 
@@ -179,11 +177,6 @@ def read_links(ignition: model.IgnitionConfig) -> dict[str, WantedLink]:
     return {link.path: _read_link(link) for link in ignition.links}
 
 
-def split_kernel_arguments(entry: str) -> list[str]:
-    """Split one entry of the list into kernel arguments; quotes stay."""
-    return _ARGUMENT.findall(entry)
-
-
 def _read_file(file: model.IgnitionFile) -> WantedFile:
     if file.append:
         raise errors.IgnitionError(
@@ -278,7 +271,7 @@ def _read_os(config: machineconfig.MachineConfig) -> WantedOS:
         kernel_arguments=tuple(
             argument
             for entry in config.kernel_arguments
-            for argument in split_kernel_arguments(entry)
+            for argument in deployment_change.split_arguments(entry)
         ),
         extensions=frozenset(config.extensions),
         fips=config.fips,

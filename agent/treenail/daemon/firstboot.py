@@ -16,7 +16,7 @@ from treenail.daemon.reconcile import observe, os_transaction
 from treenail.encoding import json_text
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.ostree.deployments import OSBackend, TransactionProgress, TransactionVerdict
-from treenail.host.system.kernel import HostKernel
+from treenail.host.system.kernel import FIRST_COMMAND_LINE, HostKernel
 from treenail.host.systemd import logind, systemd
 from treenail.update import firstboot
 
@@ -124,8 +124,12 @@ class FirstBootRunner:
             self._finish_first_boot("its config demands nothing before it joins", claim)
             return True
         boot_id, progress = interfaces.kernel.read_boot_id(), self._read_state()
+        if not progress.reboot_count and not self._files.has_entry(FIRST_COMMAND_LINE):
+            # Once a config has added arguments, only this tells which ones the machine had before.
+            text = " ".join(interfaces.kernel.read_command_line())
+            self._files.write_file(FIRST_COMMAND_LINE, text.encode(), mode=0o600)
         deployments = observe.summarize_deployments(
-            interfaces.os.read_deployments(), interfaces.kernel.read_command_line()
+            interfaces.os.read_deployments(), interfaces.kernel, {}
         )
         fips = interfaces.kernel.is_fips_enabled()
         decision = firstboot.decide_first_boot(

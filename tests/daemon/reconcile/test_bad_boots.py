@@ -15,9 +15,9 @@ from tests.daemon import walk_budget
 from tests.daemon.configuration import test_config_walks as configs
 from tests.daemon.configuration.test_config_walks import APP, NEXT, STOCK, Chaos, config
 from tests.daemon.machines import planned
-from tests.daemon.nodes import Node, NodeOf, Process, assert_at_rest
+from tests.daemon.nodes import Node, NodeOf, Process, assert_at_rest, assert_has_arguments
 from tests.daemon.reconcile import test_walks as walks
-from tests.fakes.world import PLATFORM, FakeHealth, Killed, PowerCut, World, read_phase
+from tests.fakes.world import FakeHealth, Killed, PowerCut, World, read_phase
 from tests.update.build import A, B, C
 from treenail.api import annotations as key
 from treenail.config.wanted_state import read_wanted_state
@@ -57,7 +57,7 @@ def assert_has(world: World, target: Target) -> None:
     wish = read_wanted_state(world.configs[target.config])
     image = target.image or wish.os.image
     assert world.booted == image.partition("@")[2]
-    assert world.system.arguments[len(PLATFORM) :] == wish.os.kernel_arguments
+    assert_has_arguments(world, wish)
     steps = planned(world.disk, wish, target.config).steps
     assert [str(step) for step in steps if not isinstance(step, RecordOwnership)] == []
     assert not world.unschedulable

@@ -1,6 +1,7 @@
 """An update's impact is planned before any change, and planned again before it is applied."""
 
 import json
+import logging
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,20 @@ def test_irreconcilable_config_is_rejected_unless_overridden() -> None:
     node.process = None
     node.settle()
     assert_at_rest(world, THIRD)
+
+
+def test_argument_of_the_machine_stays_when_the_config_drops_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = world_at(B)
+    assert from_json(json.loads(world.ledger or "")).machine_arguments == {"b=1": 1}
+    world.request_target(NEXT)
+    caplog.set_level(logging.INFO)
+    Node(world).settle()
+    assert_at_rest(world, NEXT)
+    counts = from_json(json.loads(world.ledger or "")).machine_arguments
+    assert counts == {"b=1": 1, "n=1": 1, "n=2": 0}
+    assert any(text.startswith("keeping the kernel argument b=1: ") for text in caplog.messages)
 
 
 def test_granted_drain_is_not_requested_again_after_restart() -> None:

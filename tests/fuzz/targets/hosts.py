@@ -8,6 +8,7 @@ from tests.fakes.clock import FakeClock
 from tests.fuzz.target import ROOT, FuzzTarget, Grammar
 from tests.fuzz.targets.scratch import make_directory
 from tests.host.bootc import test_status
+from treenail import deployment_change
 from treenail.builder.failures import classify_failure
 from treenail.builder.images.packages import parse_dpkg_status, parse_header
 from treenail.daemon.agent_settings import PartialSettings, merge_settings, parse_settings
@@ -20,7 +21,6 @@ from treenail.host.container.registry import SkopeoClient
 from treenail.host.ostree.backend_settings import find_remedy
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.rpmostree.client import RpmOstreeProgress, _parse_deployments
-from treenail.host.system.kernel import compute_edit, is_satisfied, split_arguments
 from treenail.host.systemd.system_bus import BusSignal
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.sanitize import sanitize_text
@@ -100,10 +100,10 @@ def read_podman(content: bytes) -> Iterable[str]:
 def read_kernel_arguments(content: bytes) -> Iterable[str]:
     """Read /proc/cmdline, and compute an edit."""
     text = content.decode("utf-8", "replace")
-    found = split_arguments(text)
+    found = deployment_change.split_arguments(text)
     half = len(found) // 2
-    is_satisfied(found, found[:half], found[half:])
-    compute_edit(found, found[:half], found[half:])
+    counts = deployment_change.count_machine_arguments(found[:half], found[half:], found, {})
+    deployment_change.is_applied(found, deployment_change.compute_edit(counts, found[half:], found))
     return ()
 
 

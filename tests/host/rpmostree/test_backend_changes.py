@@ -12,13 +12,12 @@ import pytest
 from tests.fakes.bus_service import BusService
 from tests.fakes.login1 import NAME, PATH, Login1
 from treenail.clocks import SystemClock
-from treenail.deployment_change import DeploymentChange
+from treenail.deployment_change import DeploymentChange, split_arguments
 from treenail.errors import BusError, BusyError, HostError, TransactionError
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import TransactionProgress, TransactionVerdict
 from treenail.host.rpmostree.backend import RpmOstreeBackend
-from treenail.host.system.kernel import split_arguments
 from treenail.host.systemd.system_bus import BusInterface, SystemBus
 from treenail_lab.images import make_image
 from treenail_lab.machine.node.daemons import RpmOstreeHost

@@ -130,7 +130,7 @@ def plan_node(
     old = old or ParsedConfig(
         machineconfig.MachineConfig(metadata=object_meta.ObjectMeta(name=current.config))
     )
-    machine_plan = _inspect_machine(machine, old, new, target, sources.notes)
+    machine_plan = _inspect_machine(machine, record, old, new, target, sources.notes)
     if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
         error = make_missing_error(target.config, target.image, machine_plan.split.missing)
         sources.notes.append(f"the agent will reject the update: {error}; {error.remedy}")
@@ -240,6 +240,7 @@ class _PlanSources:
 
 def _inspect_machine(
     machine: Machine,
+    record: ledger_record.LedgerRecord,
     old: ParsedConfig,
     new: ParsedConfig,
     target: ledger_record.Target,
@@ -248,8 +249,9 @@ def _inspect_machine(
     """Plan the steps for this machine; add a note if it cannot be inspected."""
     wanted = new.wanted
     try:
-        booted = _read_deployment_state(machine)
+        booted = _read_deployment_state(machine, record)
         change = os_change.compute_os_change(old.wanted.os, wanted.os, booted, image=target.image)
+        notes += os_change.describe_kept_arguments(old.wanted.os, wanted.os, booted)
     except errors.HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         change = None
@@ -271,7 +273,11 @@ def _inspect_machine(
     return preview.MachinePlan(steps, change, split if is_image_booted else None)
 
 
-def _read_deployment_state(machine: Machine) -> os_change.DeploymentState:
+def _read_deployment_state(
+    machine: Machine, record: ledger_record.LedgerRecord
+) -> os_change.DeploymentState:
     from treenail.cli.node.backend import read_deployments
 
-    return summarize_deployments(read_deployments(machine), machine.kernel.read_command_line())
+    return summarize_deployments(
+        read_deployments(machine), machine.kernel, record.machine_arguments
+    )

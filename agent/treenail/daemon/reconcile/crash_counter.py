@@ -92,7 +92,7 @@ class CrashCounter:
         """Begin the rollback, or finish an interrupted one: every step is idempotent."""
         impact, boot_id = update.impact, crashes.boot_id
         os, power, files = self._open_machine()
-        deployments = summarize_deployments(os.read_deployments(), self._kernel.read_command_line())
+        deployments = summarize_deployments(os.read_deployments(), self._kernel, {})
         if impact is None:
             return False
         is_booted = is_in_effect(impact.os, deployments)

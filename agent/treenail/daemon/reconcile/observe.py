@@ -1,13 +1,16 @@
 """Collect the facts that a decision reads from the node and the API server."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
+from treenail import deployment_change
 from treenail.api import annotations as key
 from treenail.api.node import Node
 from treenail.daemon.configuration.drift import BootedState
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
+from treenail.host.system.kernel import HostKernel
 from treenail.update.decision import decide, decide_idle, node_state
 from treenail.update.impact import os_change
 from treenail.update.state import boot_trial, ledger_record
@@ -160,7 +163,9 @@ class Observer:
 
     def _add_deployments(self, facts: node_state.Facts) -> node_state.Facts:
         state = summarize_deployments(
-            self._interfaces.os.read_deployments(), self._interfaces.kernel.read_command_line()
+            self._interfaces.os.read_deployments(),
+            self._interfaces.kernel,
+            facts.record.machine_arguments,
         )
         self._packages = frozenset(state.packages)
         self._digests = frozenset((state.booted_digest, state.booted_list_digest))
@@ -201,9 +206,13 @@ class Observer:
 
 
 def summarize_deployments(
-    deployments: DeploymentStatus, arguments: tuple[str, ...]
+    deployments: DeploymentStatus, kernel: HostKernel, recorded: Mapping[str, int]
 ) -> os_change.DeploymentState:
-    """Return what decisions read of the deployments and the booted kernel arguments."""
+    """Return what decisions read of the deployments and the booted kernel arguments.
+
+    ``recorded`` are the counts of the machine's own arguments in the ledger.
+    """
+    arguments = kernel.read_command_line()
     booted, staged, pending = deployments.booted, deployments.staged, deployments.pending
     return os_change.DeploymentState(
         booted_digest=booted.digest if booted else "",
@@ -215,6 +224,9 @@ def summarize_deployments(
         staged_id=staged.id if staged else "",
         is_locked=staged.is_locked if staged else False,
         kernel_arguments=arguments,
+        machine_arguments=deployment_change.merge_counts(
+            kernel.read_first_command_line(), arguments, recorded
+        ),
         packages=booted.requested_packages if booted else (),
         removed_packages=booted.requested_base_removals if booted else (),
         other_ids=tuple(

@@ -84,6 +84,9 @@ class UpdatePlanner:
             os_change.check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
         before = self._load_origin(old, origin, is_written=writes_image_files)
         change = os_change.compute_os_change(before.os, wanted.os, deployments, image=target.image)
+        for note in os_change.describe_kept_arguments(before.os, wanted.os, deployments):
+            log.info("%s", note)
+        counts = os_change.count_machine_arguments(before.os, wanted.os, deployments)
         checked_id = ""
         if not target.image:
             split = image_content.ImageSplit(wanted)
@@ -97,7 +100,12 @@ class UpdatePlanner:
             _refuse_missing(split, target, writes_image_files=writes_image_files)
         return self._plan_impact(
             split,
-            UpdateImpact(change, checked_id=checked_id, writes_image_files=writes_image_files),
+            UpdateImpact(
+                change,
+                checked_id=checked_id,
+                writes_image_files=writes_image_files,
+                machine_arguments=counts,
+            ),
             (old, before),
             new,
             target,
@@ -225,9 +233,8 @@ class UpdatePlanner:
             new.config,
             image_source=IMAGE_SOURCE if target.image else "",
         )
-        computed = compute_impact(steps, change, disruption, sources.find_cause)
-        checked_id, writes = impact.checked_id, impact.writes_image_files
-        return replace(computed, checked_id=checked_id, writes_image_files=writes), disruption
+        computed = compute_impact(steps, impact, disruption, sources.find_cause)
+        return computed, disruption
 
     def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
         try:

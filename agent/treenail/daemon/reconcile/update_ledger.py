@@ -120,11 +120,13 @@ class UpdateLedger:
         booted = (
             facts.deployments.booted_digest if facts.deployments else self._record.booted_digest
         )
+        update = self._record.update
         return replace(
             self._record,
             current=target,
             booted_digest=booted,
             quarantined=None,
+            machine_arguments=update.impact.machine_arguments if update and update.impact else {},
             is_reported=self._record.is_reported and target == self._record.current,
         )
 

@@ -15,7 +15,6 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import admin, deployments, sysroot
 from treenail.host.rpmostree import client
-from treenail.host.system import kernel
 from treenail.host.systemd import system_bus
 
 if TYPE_CHECKING:
@@ -412,22 +411,24 @@ class RpmOstreeBackend:
         """Stage the pending deployment, or else the booted one, with the kernel arguments."""
         # KernelArgs replaces the whole command line: start from that of the pending deployment.
         existing = self._client.read_kernel_options(is_pending=True)
-        removed, added = kernel.compute_edit(
-            kernel.split_arguments(existing), change.append_kargs, change.delete_kargs
-        )
-        if not removed and not added:
+        arguments = deployment_change.split_arguments(existing)
+        if deployment_change.is_applied(arguments, change.argument_edit):
             return
+        changed = deployment_change.apply_edit(arguments, change.argument_edit)
         options: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
             "initiating-command-line": f"{client.CLIENT}: stage {change}",
+            # As rpm-ostree kargs --editor. Its removal takes the first of equal arguments, which
+            # belongs to the machine (ostree_kernel_args_delete in ostree-kernel-args.c).
+            "final-kernel-args": " ".join(changed),
         }
-        replaced: list[str] = []
+        nothing: list[str] = []
         outcome = self._client.run_transaction(
             "KernelArgs",
             existing,
-            list(added),
-            replaced,
-            list(removed),
+            nothing,
+            nothing,
+            nothing,
             system_bus.make_options(options),
             watch=watch,
         )
@@ -477,8 +478,10 @@ class RpmOstreeBackend:
                 remedy=_STATUS_REMEDY,
             )
         differences = expected.list_differences(deployment)
-        arguments = kernel.split_arguments(self._client.read_kernel_options(is_pending=True))
-        if not kernel.is_satisfied(arguments, change.append_kargs, change.delete_kargs):
+        arguments = deployment_change.split_arguments(
+            self._client.read_kernel_options(is_pending=True)
+        )
+        if not deployment_change.is_applied(arguments, change.argument_edit):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
         if deployment is status.pending and not deployment.is_locked:
             differences += ("is not locked",)

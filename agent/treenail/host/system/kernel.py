@@ -1,17 +1,15 @@
-"""Facts about the running kernel and the booted system, and the arithmetic of kernel arguments.
-
-The order of kernel arguments and their repetitions are significant.
-"""
+"""Facts about the running kernel and the booted system."""
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from treenail import deployment_change
 from treenail.errors import FileError
 from treenail.host.filesystem import atomic_files, root_directory
 
-# The kernel does the same: next_arg() in lib/cmdline.c.
-_ARGUMENT = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
+FIRST_COMMAND_LINE = "/var/lib/treenail/first-command-line"
+"""The kernel command line of the machine's first boot, before treenail changed it."""
 _LIMIT = 64 * 1024
 _STAT_LIMIT = 1024 * 1024
 _BOOT_TIME = re.compile(rb"^btime (\d+)$", re.MULTILINE)
@@ -56,7 +54,12 @@ class HostKernel:
 
     def read_command_line(self) -> tuple[str, ...]:
         """Return the arguments of the running kernel, in order; raises `FileError`."""
-        return split_arguments(self._read_text("/proc/cmdline"))
+        return deployment_change.split_arguments(self._read_text("/proc/cmdline"))
+
+    def read_first_command_line(self) -> tuple[str, ...]:
+        """Return the arguments of the first boot; empty if `treenail firstboot` recorded none."""
+        content = self._files.read_file(FIRST_COMMAND_LINE, limit=_LIMIT)
+        return deployment_change.split_arguments((content or b"").decode("utf-8", "replace"))
 
     def read_boot_time(self) -> float | None:
         """Return the boot time in seconds since the epoch; None if unknown."""
@@ -98,31 +101,3 @@ class HostKernel:
                 remedy=f"mount /proc below {self._root.prefix}",
             )
         return content.decode("utf-8", "replace").strip()
-
-
-def split_arguments(text: str) -> tuple[str, ...]:
-    """Split a kernel command line; text in double quotes stays together, with its quotes."""
-    return tuple(_ARGUMENT.findall(text))
-
-
-def is_satisfied(existing: Sequence[str], append: Sequence[str], delete: Sequence[str]) -> bool:
-    """Whether ``delete`` is absent, and ``append`` comes last among the same arguments."""
-    if any(argument in existing for argument in delete if argument not in append):
-        return False
-    concerned = [argument for argument in existing if argument in append]
-    return not append or concerned[-len(append) :] == list(append)
-
-
-def compute_edit(
-    existing: Sequence[str], append: Sequence[str], delete: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compute the arguments to remove from ``existing``, and then to append to it.
-
-    Both are empty when ``existing`` satisfies the change already. An argument of ``delete`` is
-    removed as often as it occurs.
-    """
-    if is_satisfied(existing, append, delete):
-        return (), ()
-    removed = tuple(argument for argument in existing if argument in delete)
-    rest = [argument for argument in existing if argument not in delete]
-    return removed, () if is_satisfied(rest, append, ()) else tuple(append)

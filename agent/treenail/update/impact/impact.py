@@ -4,8 +4,8 @@ It includes the disruption: the least one that brings a change of configs into e
 causes. The order is: nothing < daemon-reload < reload < restart < drain < reboot.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Annotated, TypeVar, assert_never
 
@@ -313,6 +313,10 @@ class UpdateImpact:
     beside the config."""
     writes_image_files: Annotated[bool, codec.Key("writesImageFiles")] = False
     """In image mode the agent writes the files and units that the image lacks."""
+    machine_arguments: Annotated[Mapping[str, int], codec.Key("machineArguments")] = field(
+        default_factory=dict
+    )
+    """How often the machine itself has each kernel argument of the configs."""
 
     @property
     def level_name(self) -> str:
@@ -331,16 +335,16 @@ class UpdateImpact:
 
 def compute_impact(
     steps: Sequence[step_types.ConfigStep],
-    change: deployment_change.DeploymentChange,
+    impact: UpdateImpact,
     disruption: ConfigDisruption,
     find_cause: Callable[[DisruptionReason], object],
 ) -> UpdateImpact:
-    """Return the impact, with the causes of its most disruptive action."""
+    """Return the impact with its level, and with the causes of its most disruptive action."""
     gravest = disruption.costs[-1].reasons if disruption.costs else ()
     reasons = tuple(str(find_cause(reason)) for reason in gravest[: REASONS_LIMIT - 1])
     if len(gravest) > len(reasons):
         reasons += (f"and {len(gravest) - len(reasons)} more",)
-    return UpdateImpact(os=change, needs_write=bool(steps), level=disruption.level, reasons=reasons)
+    return replace(impact, needs_write=bool(steps), level=disruption.level, reasons=reasons)
 
 
 def compute_differences(

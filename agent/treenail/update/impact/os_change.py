@@ -1,7 +1,7 @@
 """The change of the operating system that a config requires, and whether it is booted."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from treenail import deployment_change, errors
 from treenail.api import machineconfig, pullspec
@@ -43,6 +43,8 @@ class DeploymentState:
     """The deployments that are neither booted nor staged."""
     pending_id: str = ""
     """The deployment, staged or not, that the next boot selects instead of the booted one."""
+    machine_arguments: Mapping[str, int] = field(default_factory=dict)
+    """How often the machine had kernel arguments before a config added them, where it is known."""
 
     def has_booted(self, digest: str) -> bool:
         """Return whether the image with this digest of a manifest or manifest list is booted."""
@@ -82,8 +84,8 @@ def compute_os_change(
     ``image`` is requested beside the config and contains its packages and its kernel. Raises
     `ConfigError` when the config does not name its image by digest.
     """
-    append, delete = _compute_arguments(
-        old.kernel_arguments, new.kernel_arguments, booted.kernel_arguments
+    edit = deployment_change.compute_edit(
+        count_machine_arguments(old, new, booted), new.kernel_arguments, booted.kernel_arguments
     )
     before, after = (
         wanted_state.list_packages(old),
@@ -97,8 +99,9 @@ def compute_os_change(
         install -= before & wanted_state.LATER_PACKAGES
     change = deployment_change.DeploymentChange(
         image=new_image,
-        append_kargs=append,
-        delete_kargs=delete,
+        append_kargs=edit.append,
+        delete_kargs=edit.delete,
+        keep_kargs=edit.keep,
         install_packages=_sort_names(install),
         uninstall_packages=_sort_names((before - after) & set(booted.packages)),
         override_remove=_sort_names(removed - set(booted.removed_packages)),
@@ -111,6 +114,33 @@ def compute_os_change(
     # rpm-ostree resolves all layered packages again in each transaction, and needs their source.
     pullspec.parse_pull_spec(new.extensions_image, where="baseOSExtensionsContainerImage")
     return replace(change, extensions_image=new.extensions_image)
+
+
+def count_machine_arguments(
+    old: wanted_state.WantedOS, new: wanted_state.WantedOS, booted: DeploymentState
+) -> dict[str, int]:
+    """Return how often the machine itself has each kernel argument of the two configs."""
+    return deployment_change.count_machine_arguments(
+        old.kernel_arguments,
+        new.kernel_arguments,
+        booted.kernel_arguments,
+        booted.machine_arguments,
+    )
+
+
+def describe_kept_arguments(
+    old: wanted_state.WantedOS, new: wanted_state.WantedOS, booted: DeploymentState
+) -> tuple[str, ...]:
+    """Return a sentence for each kernel argument that leaves the config and not the machine."""
+    from treenail.config.redact import redact_line  # noqa: PLC0415 - slow import, rarely needed
+
+    counts = count_machine_arguments(old, new, booted)
+    kept = deployment_change.list_kept(counts, new.kernel_arguments)
+    return tuple(
+        f"keeping the kernel argument {argument}: the machine may have had it before the config; "
+        f"if it did not, remove it: rpm-ostree kargs --delete={argument}"
+        for argument in map(redact_line, kept)
+    )
 
 
 def check_kernel_type(os: wanted_state.WantedOS, architecture: str) -> None:
@@ -129,7 +159,7 @@ def is_in_effect(change: deployment_change.DeploymentChange, booted: DeploymentS
     """Return whether the change is booted."""
     return (
         (not change.image or booted.has_booted(change.digest))
-        and _has_arguments(change.append_kargs, change.delete_kargs, booted.kernel_arguments)
+        and deployment_change.is_applied(booted.kernel_arguments, change.argument_edit)
         and set(change.install_packages) <= set(booted.packages)
         and not set(change.uninstall_packages) & set(booted.packages)
         and set(change.override_remove) <= set(booted.removed_packages)
@@ -142,29 +172,6 @@ def _select_image(image: str, booted: DeploymentState) -> str:
         return ""
     pullspec.parse_pull_spec(image, where="osImageURL")
     return image
-
-
-def _compute_arguments(
-    old: Sequence[str], new: Sequence[str], booted: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the arguments to append, and those to delete first; order and repetition matter."""
-    if _has_arguments(new, old, booted):
-        return (), ()
-    rest = tuple(new[len(old) :])
-    is_longer = tuple(new[: len(old)]) == tuple(old) and _has_arguments(old, (), booted)
-    if is_longer and not set(rest) & set(booted):
-        return rest, ()
-    # rpm-ostree appends kernel arguments only at the end: another order or number of them needs
-    # them deleted and appended again. The last console= is the primary one, for example.
-    delete = dict.fromkeys(argument for argument in (*old, *new) if argument in booted)
-    return tuple(new), tuple(delete)
-
-
-def _has_arguments(append: Sequence[str], delete: Sequence[str], booted: Sequence[str]) -> bool:
-    if any(argument in booted for argument in delete if argument not in append):
-        return False
-    appended = [argument for argument in booted if argument in append]
-    return not append or appended[-len(append) :] == list(append)
 
 
 def _list_removed_packages(os: wanted_state.WantedOS) -> frozenset[str]:

@@ -401,6 +401,10 @@ class LedgerRecord:
     """The last value of the Node's annotation that requests a retry."""
     is_reported: Annotated[bool, codec.Key("reported")] = False
     """The Node showed ``current``. If it shows another one later, etcd was restored."""
+    machine_arguments: Annotated[Mapping[str, int], codec.Key("machineArguments")] = field(
+        default_factory=dict
+    )
+    """How often the machine itself has each kernel argument of ``current`` and its predecessor."""
 
     def close_update(self, outcome: UpdateOutcome, now: Moment) -> "LedgerRecord":
         """Return the record with the update moved to the history."""
