@@ -45,6 +45,54 @@ def test_file_with_long_name_is_taken_over_and_restored(machine: Machine, length
     assert backups.list_paths() == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("before", "default", "later", "after"),
+    [
+        ("one", "one", "two", "two"),
+        ("one", "one", "one", "one"),
+        ("one", "one", None, None),
+        ("by a user", "one", "two", "by a user"),
+        ("by a user", None, "two", "by a user"),
+    ],
+    ids=["updated", "unchanged", "gone", "changed by a user", "none before"],
+)
+@pytest.mark.parametrize("is_link", [False, True], ids=["file", "link"])
+def test_path_goes_back_to_the_current_default(
+    machine: Machine,
+    before: str,
+    default: str | None,
+    later: str | None,
+    after: str | None,
+    *,
+    is_link: bool,
+) -> None:
+    def write(path: Path, text: str | None) -> None:
+        path.unlink(missing_ok=True)
+        if text is not None and is_link:
+            path.symlink_to(text)
+        elif text is not None:
+            path.write_text(text)
+
+    def read(path: Path) -> str | None:
+        if is_link:
+            return str(path.readlink()) if path.is_symlink() else None
+        return path.read_text() if path.exists() else None
+
+    real, vendor = (machine.root.prefix / each for each in ("etc/a", "usr/etc/a"))
+    vendor.parent.mkdir(parents=True)
+    write(real, before)
+    write(vendor, default)
+    backups = FileBackups(machine.root)
+    apply(machine, *backups.plan_backup("/etc/a"), PathChange("/etc/a", FileEntry(lambda: b"x")))
+    write(vendor, later)
+    handed_back = [change.path for change in backups.plan_handback()]
+    apply(machine, *backups.plan_restore("/etc/a"))
+    assert read(real) == after
+    assert backups.list_paths() == frozenset()
+    orig = "/etc/machine-config-daemon/orig/etc/a.mcdorig"
+    assert (orig in handed_back) is (after is not None)
+
+
 def test_handback_keeps_backup_whose_name_is_too_long(machine: Machine) -> None:
     short, long = "/etc/short", "/etc/" + "n" * 250
     backups = FileBackups(machine.root)

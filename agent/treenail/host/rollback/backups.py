@@ -4,7 +4,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from treenail import errors, observations
 from treenail.encoding import codec, json_text
@@ -35,6 +36,8 @@ class _BackupHeader:
     xattrs: Mapping[str, str] = field(default_factory=dict)
     path: str = ""
     """The path of the entry, where the name of the backup does not show it."""
+    is_default: Annotated[bool, codec.Key("default", omit=True)] = False
+    """The entry was as in /usr/etc of its deployment; False if an older agent made the backup."""
 
 
 class FileBackups:
@@ -53,7 +56,14 @@ class FileBackups:
     def plan_backup(self, path: str) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that back up the current entry."""
         # Read it now: when the changes are applied, the new entry may be at the path.
-        content = self._read_entry(path)
+        header, content = self._read_entry(path)
+        # A directory may have further entries, and cannot go with its default.
+        if header.kind != observations.EntryKind.DIRECTORY and self.find_vendor_paths([path]):
+            default, default_content = self._read_entry(f"/usr{path}")
+            # Labels are those of the policy, not of a user.
+            default = replace(default, path=header.path, xattrs=header.xattrs)
+            header = replace(header, is_default=(default, default_content) == (header, content))
+        content = _format_copy(header, content)
         return (
             undo_log.PathChange(BACKUP_DIRECTORY, entries.DirectoryEntry(0o700)),
             undo_log.PathChange(_get_backup_path(path), entries.FileEntry(lambda: content, 0o600)),
@@ -72,23 +82,21 @@ class FileBackups:
     def plan_restore(self, path: str) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that restore the backup and remove it.
 
-        Without a backup they restore the entry of the vendor, or remove the path.
+        Without a backup they restore the default of the deployment, or remove the path. Likewise
+        for the backup of a default: an update may have changed that since.
         """
         backup_path, mcd_path = _get_backup_path(path), _get_mcd_path(path)
         content = self._files.read_file(backup_path, limit=_LIMIT)
         if content is not None:
-            entry = _parse_copy(content, path)
-            return undo_log.PathChange(path, entry), undo_log.PathChange(
-                backup_path, entries.AbsentEntry()
+            return undo_log.PathChange(path, self._choose_entry(content, path)), (
+                undo_log.PathChange(backup_path, entries.AbsentEntry())
             )
         if _has_short_name(mcd_path) and self._files.has_entry(mcd_path):
-            entry = _parse_copy(self._read_entry(mcd_path), path)
+            entry = _make_entry(*self._read_entry(mcd_path))
             return undo_log.PathChange(path, entry), undo_log.PathChange(
                 mcd_path, entries.AbsentEntry()
             )
-        if self.find_vendor_paths([path]):
-            return (undo_log.PathChange(path, _parse_copy(self._read_entry(f"/usr{path}"), path)),)
-        return (undo_log.PathChange(path, entries.AbsentEntry()),)
+        return (undo_log.PathChange(path, self._find_default(path)),)
 
     def plan_handback(self) -> tuple[undo_log.PathChange, ...]:
         """Return the changes that move the backups to the Machine Config Daemon.
@@ -102,13 +110,25 @@ class FileBackups:
             if not _has_short_name(mcd_path):
                 continue
             content = self._files.read_file(backup_path, limit=_LIMIT) or b""
-            entry = _parse_copy(content, path)
-            if not isinstance(entry, entries.DirectoryEntry) and not self._files.has_entry(
-                mcd_path
-            ):
+            entry = self._choose_entry(content, path)
+            is_copied = not isinstance(entry, entries.DirectoryEntry | entries.AbsentEntry)
+            if is_copied and not self._files.has_entry(mcd_path):
                 changes.append(undo_log.PathChange(mcd_path, entry))
             changes.append(undo_log.PathChange(backup_path, entries.AbsentEntry()))
         return tuple(changes)
+
+    def _choose_entry(self, copy: bytes, path: str) -> entries.Entry:
+        """Return the entry of the backup, or the current default if the backup is of one."""
+        header = _parse_header(copy, path)
+        if header.is_default:
+            return self._find_default(path)
+        return _make_entry(header, copy.partition(b"\n")[2])
+
+    def _find_default(self, path: str) -> entries.Entry:
+        """Return the entry that the booted deployment has in /usr/etc, or none."""
+        if not self.find_vendor_paths([path]):
+            return entries.AbsentEntry()
+        return _make_entry(*self._read_entry(f"/usr{path}"))
 
     def _list_own_paths(self) -> Iterator[str]:
         for path in self._list_copies(BACKUP_DIRECTORY, _SUFFIX):
@@ -129,7 +149,7 @@ class FileBackups:
                 elif self._files.read_link(path) is None:
                     todo.append(path)
 
-    def _read_entry(self, path: str) -> bytes:
+    def _read_entry(self, path: str) -> tuple[_BackupHeader, bytes]:
         state = path_stat.stat_paths(self._root, self._disk, [path])[path]
         xattrs: dict[str, str] = {}
         content = b""
@@ -146,11 +166,14 @@ class FileBackups:
         header = _BackupHeader(
             str(state.kind), state.mode, state.uid, state.gid, state.target, xattrs, named
         )
-        return json.dumps(codec.encode(header)).encode() + b"\n" + content
+        return header, content
 
 
-def _parse_copy(copy: bytes, path: str) -> entries.Entry:
-    header, content = _parse_header(copy, path), copy.partition(b"\n")[2]
+def _format_copy(header: _BackupHeader, content: bytes) -> bytes:
+    return json.dumps(codec.encode(header)).encode() + b"\n" + content
+
+
+def _make_entry(header: _BackupHeader, content: bytes) -> entries.Entry:
     xattrs = undo_log.decode_xattrs(header.xattrs)
     if header.kind == observations.EntryKind.LINK:
         return entries.SymlinkEntry(header.target, header.uid, header.gid)
