@@ -88,7 +88,7 @@ CASES = {
         "hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=6",
     ),
     "quotes": ("rw", ['a="b c" d', 'a="b c"'], 'rw a="b c"'),
-    "quotes of the boot loader": ('rw "a=b c"', ['a="b c"', ""], 'rw "a=b c"'),
+    "quotes of the boot loader": ('rw "a=b c"', ['a="b c"'], 'rw "a=b c"'),
 }  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def test_configs_leave_arguments_of_the_machine(
         ("", f"{HOST} a b", "a b", HOST),
         # The installation had it: CoreOS appends boot= in the first boot.
         ("", HOST.replace("rw", "rw rd.multipath=default"), "rd.multipath=default", ""),
+        ("", "ostree=x a root=UUID=1 rw", "a", ""),
         # Nothing tells which arguments are those of the installation.
         ("", "root=/dev/mapper/m rd.multipath=default", "rd.multipath=default", ""),
         # More often than the config says.
@@ -142,6 +143,14 @@ def test_later_argument_of_the_same_key_makes_the_config_come_last_again() -> No
     assert node.reach(["a", "console=tty0"]) == deployment_change.ArgumentEdit()
     node.reach([])
     assert node.booted == tuple(split(f"{HOST} console=ttyS1 quiet"))
+
+
+def test_record_of_the_last_update_replaces_that_of_the_first_boot() -> None:
+    # A user removed the machine's own.
+    node = Node(("ostree=x",), first=("ostree=x", "a"))
+    node.reach(["a"])
+    node.reach([])
+    assert node.booted == ("ostree=x",)
 
 
 def test_command_line_of_another_deployment_loses_nothing_of_the_machine() -> None:

@@ -275,6 +275,16 @@ def test_arguments_of_the_machine_are_unknown_when_an_older_agent_began(host: Ho
     assert not (host.root / FIRST_COMMAND_LINE[1:]).exists()
 
 
+def test_arguments_of_the_machine_are_recorded_once(host: Host) -> None:
+    record = host.root / FIRST_COMMAND_LINE[1:]
+    record.parent.mkdir(parents=True)
+    record.write_text("rw")
+    # A user removed the record of the reboots, as the error after several of them says.
+    host.encapsulate(kernelArguments=["nosmt"])
+    host.join()
+    assert record.read_text() == "rw"
+
+
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("fault", [Killed, PowerCut])
 def test_first_boot_survives_power_cut_at_any_effect(

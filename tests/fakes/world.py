@@ -108,6 +108,8 @@ class World:
     staging: System | None = None
     serials: int = 0
     locked: bool = False
+    first_arguments: tuple[str, ...] = ()
+    """The kernel arguments of the first boot; empty if it was not treenail's."""
     has_same_kernel: bool = True
     """The staged deployment has the running kernel and its arguments."""
     starts_wrong_root: bool = False
@@ -353,7 +355,7 @@ class FakeMachine:
         return self._world.system.arguments
 
     def read_first_command_line(self) -> tuple[str, ...]:
-        return ()
+        return self._world.first_arguments
 
     def read_deployments(self) -> DeploymentStatus:
         world = self._world

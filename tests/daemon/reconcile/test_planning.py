@@ -21,7 +21,7 @@ from tests.daemon.configuration.test_config_walks import (
 from tests.daemon.machines import TOP
 from tests.daemon.nodes import Node, assert_at_rest
 from tests.fakes.disk import Entry
-from tests.fakes.world import World
+from tests.fakes.world import PLATFORM, World
 from tests.update.build import A, B
 from treenail.api import annotations as key
 from treenail.api.disruptionpolicy import (
@@ -159,6 +159,20 @@ def test_argument_of_the_machine_stays_when_the_config_drops_it(
     counts = from_json(json.loads(world.ledger or "")).machine_arguments
     assert counts == {"b=1": 1, "n=1": 1, "n=2": 0}
     assert any(text.startswith("keeping the kernel argument b=1: ") for text in caplog.messages)
+
+
+@pytest.mark.parametrize("first", [PLATFORM, ()], ids=["known", "unknown"])
+def test_argument_of_a_config_of_an_earlier_agent_goes_where_the_first_boot_is_known(
+    first: tuple[str, ...],
+) -> None:
+    world = world_at(B)
+    ledger = json.loads(world.ledger or "")
+    del ledger["machineArguments"]
+    world.ledger, world.first_arguments = json.dumps(ledger), first
+    assert world.system.arguments == (*PLATFORM, "b=1")
+    world.request_target(A)
+    Node(world).settle()
+    assert world.system.arguments == (PLATFORM if first else (*PLATFORM, "b=1"))
 
 
 def test_granted_drain_is_not_requested_again_after_restart() -> None:

@@ -24,6 +24,9 @@ def test_boot_id_and_command_line_come_from_proc(root):
     kernel = HostKernel(root)
     assert kernel.read_boot_id() == "0b4a1e2c-0000-4000-8000-000000000000"
     assert kernel.read_command_line() == ("ostree=/ostree/boot.1/x", "root=UUID=1", 'a="b c"')
+    assert kernel.read_first_command_line() == ()
+    write(root, "var/lib/treenail/first-command-line", 'root=UUID=1 a="b c"')
+    assert kernel.read_first_command_line() == ("root=UUID=1", 'a="b c"')
 
 
 def test_boot_id_of_this_machine_is_a_uuid():
