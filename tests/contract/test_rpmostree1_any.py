@@ -108,6 +108,20 @@ def test_stage_of_kernel_arguments_is_locked_and_reversible(host: Host) -> None:
     assert host.arguments(pending=False) == before
 
 
+def test_arguments_of_the_machine_keep_their_place(host: Host) -> None:
+    before = host.arguments(pending=False)
+    config = (before[0], *ARGUMENTS, before[0])
+    added = DeploymentChange(append_kargs=config, keep_kargs=before[:1])
+    host.os().stage_deployment(added, watch=go_on)
+    assert host.arguments(pending=True) == (*before, *config)
+    removed = DeploymentChange(delete_kargs=config, keep_kargs=before[:1])
+    host.os().stage_deployment(removed, watch=go_on)
+    assert host.arguments(pending=True) == before
+    first = host.staged()
+    host.os().stage_deployment(removed, watch=go_on)
+    assert host.staged() == first
+
+
 def test_image_and_kernel_arguments_are_one_deployment(host: Host) -> None:
     host.os().stage_deployment(
         DeploymentChange(image=host.image, append_kargs=ARGUMENTS[:1]), watch=go_on
