@@ -12,6 +12,8 @@ from treenail.config import node_paths, wanted_state
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
+NO_ARGUMENT = "nothing"
+"""The actual value where a kernel argument is missing, and no other one overrides it."""
 
 
 class DriftAttribute(StrEnum):
@@ -170,7 +172,7 @@ def find_argument_drift(wanted: Sequence[str], booted: Sequence[str]) -> tuple[D
             "kernel command line",
             DriftAttribute.KERNEL_ARGUMENTS,
             redact_line(argument),
-            redact_line(actual) or "nothing",
+            redact_line(actual) or NO_ARGUMENT,
         )
         for argument, actual in differences
     )

@@ -1,5 +1,7 @@
 """Reactions to drift, by path and by the number of repairs."""
 
+from dataclasses import replace
+
 from treenail.config.drift_comparison import Drift, DriftAttribute
 from treenail.observations import EntryKind
 from treenail.update.drift.drift_policy import (
@@ -50,6 +52,12 @@ def test_unit_matches_by_the_path_of_its_file():
 
 def test_drift_that_needs_a_reboot_is_not_repaired():
     assert assess_drift([ARGUMENT], REPAIR_ALL, {}, 0.0) == DriftAssessment(blocking=(ARGUMENT,))
+
+
+def test_overridden_argument_is_only_reported():
+    later = replace(ARGUMENT, actual="a later quiet=0")
+    assert assess_drift([later], DriftPolicy(), {}, 0.0) == DriftAssessment(reported=(later,))
+    assert assess_drift([ARGUMENT], DriftPolicy(), {}, 0.0) == DriftAssessment(blocking=(ARGUMENT,))
 
 
 def test_path_repaired_too_often_blocks_and_is_contested():

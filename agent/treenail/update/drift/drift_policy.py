@@ -37,11 +37,11 @@ class DriftReaction(StrEnum):
 class DriftPolicy:
     """The administrator's reactions; the first glob that matches a path decides.
 
-    A unit matches by the path of its file. Three kinds of drift are only reported unless a glob
+    A unit matches by the path of its file. Four kinds of drift are only reported unless a glob
     matches them: another image, because the agent moves the node to its own; drop-ins that are not
-    in the config, because distributions and other programs write them too; and, where the default
-    is to block, SELinux labels, because the Machine Config Daemon does not check them and the
-    SELinux policy may change with the OS.
+    in the config, because distributions and other programs write them too; kernel arguments that a
+    later one overrides; and, where the default is to block, SELinux labels, because the Machine
+    Config Daemon does not check them and the SELinux policy may change with the OS.
     """
 
     default: DriftReaction = DriftReaction.BLOCK
@@ -65,7 +65,12 @@ class DriftPolicy:
             )
             # The agent moves the node to its image: that must not be blocked.
             is_image = drift.attribute is drift_comparison.DriftAttribute.IMAGE
-            is_reported = is_extra or is_label or is_image
+            # Of some keys every value counts, and the MCD accepts a later one.
+            is_overridden = (
+                drift.attribute is drift_comparison.DriftAttribute.KERNEL_ARGUMENTS
+                and drift.actual != drift_comparison.NO_ARGUMENT
+            )
+            is_reported = is_extra or is_label or is_image or is_overridden
             reaction = DriftReaction.REPORT if is_reported else self.default
         if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
             return DriftReaction.BLOCK
