@@ -138,6 +138,7 @@ def test_later_argument_of_the_same_key_makes_the_config_come_last_again() -> No
     assert deployment_change.list_differences(node.config, node.booted) == (
         ("console=tty0", "a later console=ttyS1"),
     )
+    assert not deployment_change.is_applied(node.booted, node.plan(["a", "console=tty0"])[0])
     node.reach(["a", "console=tty0"])
     assert node.booted == tuple(split(f"{HOST} console=ttyS1 quiet a console=tty0"))
     assert node.reach(["a", "console=tty0"]) == deployment_change.ArgumentEdit()

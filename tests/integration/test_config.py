@@ -281,7 +281,9 @@ def test_drift_is_shown_and_repaired(site: Site, configs: Configs) -> None:
 
 
 def test_plan_of_config_matches_its_update(site: Site, configs: Configs) -> None:
-    name = configs.add("quiet", **files(**{APP: "second", POLICY: "{}"}))
+    # The machine has the first argument from its installation.
+    content = files(**{APP: "second", POLICY: "{}"})
+    name = configs.add("console=ttyS0", "quiet", **content)
     with site.drains_held():
         configs.ask(name)
         site.wait_phase("draining")
@@ -300,3 +302,12 @@ def test_plan_of_config_matches_its_update(site: Site, configs: Configs) -> None
         for action in plan["actions"]
         for each in action["reasons"]
     ]
+    with site.drains_held():
+        configs.ask(last := configs.add(**content))
+        site.wait_phase("draining")
+        plan = json.loads(treenail(site, "plan", "--json").stdout)
+    assert [each["details"] for each in plan["changes"]] == [["- quiet"]]
+    assert [note.partition(":")[0] for note in plan["notes"]] == [
+        "keeping the kernel argument console=ttyS0"
+    ]
+    wait_until(lambda: configs.at(last), limit_s=LIMIT_S)

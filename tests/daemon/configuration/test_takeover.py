@@ -93,6 +93,16 @@ def test_path_goes_back_to_the_current_default(
     assert (orig in handed_back) is (after is not None)
 
 
+def test_directory_stays_when_an_update_drops_its_default(machine: Machine) -> None:
+    for path in ("etc/d", "usr/etc/d"):
+        (machine.root.prefix / path).mkdir(parents=True)
+    backups = FileBackups(machine.root)
+    apply(machine, *backups.plan_backup("/etc/d"))
+    (machine.root.prefix / "usr/etc/d").rmdir()
+    apply(machine, *backups.plan_restore("/etc/d"))
+    assert (machine.root.prefix / "etc/d").is_dir()
+
+
 def test_handback_keeps_backup_whose_name_is_too_long(machine: Machine) -> None:
     short, long = "/etc/short", "/etc/" + "n" * 250
     backups = FileBackups(machine.root)

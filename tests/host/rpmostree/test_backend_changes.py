@@ -263,6 +263,20 @@ def test_staged_deployment_that_differs_is_dropped(
     assert host.sysroot.read_staged() is None
 
 
+def test_staged_deployment_with_other_kernel_arguments_is_dropped(
+    host: RpmOstreeHost, rpmostree: RpmOstreeBackend
+) -> None:
+    def watch(progress: TransactionProgress) -> TransactionVerdict:
+        if progress.percent == 100:
+            wrong = replace(staged(host), kernel_arguments=("rw", "nosmt", "nosmt"))
+            host.sysroot.stage_deployment(wrong, locked=True)
+        return TransactionVerdict.CONTINUE
+
+    with pytest.raises(TransactionError, match=r"it has the kernel arguments rw nosmt nosmt"):
+        rpmostree.stage_deployment(DeploymentChange(append_kargs=("nosmt",)), watch=watch)
+    assert host.sysroot.read_staged() is None
+
+
 def test_stage_with_other_pending_deployment_is_refused(
     host: RpmOstreeHost, rpmostree: RpmOstreeBackend
 ) -> None:
