@@ -15,7 +15,8 @@ from treenail.cli.output import EXIT_USAGE
 class CommandParser(argparse.ArgumentParser):
     """Parser whose help has the examples first, and that exits with `EXIT_USAGE`.
 
-    The parsed ``program`` is the command as users write it, such as ``treenail status``.
+    The parsed ``program`` is the command as users write it, such as ``treenail status``, and
+    ``words`` are the arguments.
     """
 
     def parse_command_line(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -31,6 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         for parser in list_parsers(self):
             parser.set_defaults(program=parser.prog)
         parsed, unknown = self.parse_known_args(words)
+        parsed.words = words
         if unknown:
             self.exit(
                 EXIT_USAGE,

@@ -20,7 +20,7 @@ EVENTS_NAMESPACE = "default"
 """Namespace of Events about nodes and pools."""
 
 SIGNING_KEY = "key.pem"
-_KEY_VOLUME = "signing-key"
+KEY_VOLUME = "signing-key"
 _KEY_DIRECTORY = "/run/secrets/treenail-signing-key"
 _RBAC = "rbac.authorization.k8s.io"
 LABELS: decode.Json = {"app.kubernetes.io/name": NAME, **component_names.PART_OF_LABELS}
@@ -278,13 +278,13 @@ def _build_volumes(options: InstallOptions) -> decode.Json:
         "defaultMode": 0o440,
         "items": [{"key": SIGNING_KEY, "path": SIGNING_KEY}],
     }
-    return {"volumes": [{"name": _KEY_VOLUME, "secret": secret}]}
+    return {"volumes": [{"name": KEY_VOLUME, "secret": secret}]}
 
 
 def _build_mounts(options: InstallOptions) -> decode.Json:
     if not options.signing_key_secret:
         return {}
-    mount: decode.Json = {"name": _KEY_VOLUME, "mountPath": _KEY_DIRECTORY, "readOnly": True}
+    mount: decode.Json = {"name": KEY_VOLUME, "mountPath": _KEY_DIRECTORY, "readOnly": True}
     return {"volumeMounts": [mount]}
 
 

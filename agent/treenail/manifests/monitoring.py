@@ -14,7 +14,7 @@ from treenail.api.decode import Json
 from treenail.manifests import ignition_server, installation
 
 _MONITORING_API = "monitoring.coreos.com/v1"
-_DASHBOARD = "treenail-dashboard"
+DASHBOARD = "treenail-dashboard"
 
 
 def build_monitoring(
@@ -52,7 +52,7 @@ def build_monitoring(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": _build_metadata(options, _DASHBOARD, grafana_dashboard="1"),
+            "metadata": _build_metadata(options, DASHBOARD, grafana_dashboard="1"),
             "data": {"treenail.json": _read_file("dashboard.json")},
         },
         *([_build_server_monitor(server_namespace)] if server_namespace else []),

@@ -3,21 +3,31 @@
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 
 from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli import argument_parser, terminal
 from treenail.cli.controller import connect, serve
 from treenail.cli.controller.run import build, controllers
-from treenail.errors import UsageError
-from treenail.manifests import ignition_server, installation, monitoring, permissions
+from treenail.errors import NotFoundError, TreenailError, UsageError
+from treenail.kube import api_client, resources
+from treenail.manifests import (
+    ignition_server,
+    installation,
+    installed_options,
+    monitoring,
+    permissions,
+)
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
-SERVE = "serve"
-"""Name of the Ignition server in ``--enable``."""
+SERVE = installed_options.SERVE
 _MONITORING_NAMESPACE = "monitoring"
 """Where kube-prometheus installs Prometheus."""
+_NETWORKPOLICIES = resources.Resource(
+    "networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", namespaced=True
+)
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,6 +41,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             (
                 "install the controllers",
                 "treenail-controller manifests --image IMAGE | kubectl apply -f -",
+            ),
+            (
+                "upgrade, with the options of the installation in the cluster",
+                "treenail-controller manifests --like-installed --image IMAGE | kubectl apply -f -",
             ),
             (
                 "build OS images in the cluster too",
@@ -48,6 +62,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         formatter_class=terminal.HelpFormatter,
     )
     defaults = installation.InstallOptions()
+    parser.add_argument(
+        "--like-installed",
+        action="store_true",
+        help="begin with the options of the installation in the cluster, and print them and what "
+        "changes to standard error; other options of this command replace them. To drop an option, "
+        "give the printed ones instead of this one",
+    )
+    connect.add_connection_arguments(parser)
     parser.add_argument(
         "--enable",
         type=_parse_parts,
@@ -128,7 +150,102 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help=f"sign built images with the EC key in {installation.SIGNING_KEY} of this Secret in "
         "the namespace of the Deployment (default: no signatures)",
     )
-    parser.set_defaults(run=print_manifests)
+    parser.set_defaults(run=lambda arguments: _run(parser, arguments))
+
+
+def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    if arguments.like_installed:
+        arguments = _merge_installed(parser, arguments)
+    return print_manifests(arguments)
+
+
+def _merge_installed(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> argparse.Namespace:
+    """Return the options of the installation with those of the command line over them."""
+    if arguments.only:
+        raise UsageError("cannot use --like-installed with --only: agents have no options")
+    with connect.connect_cluster(arguments) as client:
+        objects = _read_installation(client, parser, arguments)
+    options, unknown = installed_options.read_options(objects)
+    terminal.print_error(parser.prog, f"options of the installation: {' '.join(options)}")
+    for text in unknown:
+        terminal.print_error(
+            parser.prog,
+            f"warning: applying these manifests removes the argument {text}: no option gives it",
+            "add it again after the upgrade",
+        )
+    installed = parser.parse_args(options)
+    merged = parser.parse_args([*options, *arguments.words[1:]])
+    for name, value in vars(merged).items():
+        old = getattr(installed, name)
+        if value != old and name not in {"like_installed", "kubeconfig", "context"}:
+            option = f"--{name.replace('_', '-')}"
+            terminal.print_error(
+                parser.prog, f"changes {option}: {_format(old)} to {_format(value)}"
+            )
+    return merged
+
+
+def _format(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "none")
+
+
+def _read_installation(
+    client: api_client.Client, parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> installed_options.InstalledObjects:
+    """Read the objects; raise `TreenailError` without one installation."""
+    deployment = _find_workload(
+        client, resources.DEPLOYMENTS, installation.SELECTOR, arguments.namespace
+    )
+    daemonset = _find_workload(
+        client, resources.DAEMONSETS, ignition_server.SELECTOR, arguments.serve_namespace
+    )
+    if deployment is None and daemonset is None:
+        raise TreenailError(
+            f"cannot read the options of the installation: the cluster has no Deployment "
+            f"{installation.NAME} and no DaemonSet {ignition_server.NAME}",
+            remedy=f"choose its cluster with --context, or install it: {parser.prog} --help",
+        )
+    namespace = resources.get_object(deployment or {}, "metadata").get("namespace")
+    if not namespace:
+        return installed_options.InstalledObjects(deployment, daemonset)
+    policy, dashboard = (
+        _get_or_none(client, resource, name, str(namespace))
+        for resource, name in (
+            (_NETWORKPOLICIES, installation.NAME),
+            (resources.CONFIGMAPS, monitoring.DASHBOARD),
+        )
+    )
+    return installed_options.InstalledObjects(deployment, daemonset, policy, dashboard)
+
+
+def _get_or_none(
+    client: api_client.Client, resource: resources.Resource, name: str, namespace: str
+) -> dict[str, object] | None:
+    try:
+        return client.get(resource, name, namespace=namespace)
+    except NotFoundError:
+        return None
+
+
+def _find_workload(
+    client: api_client.Client,
+    resource: resources.Resource,
+    labels: Mapping[str, object],
+    namespace: str,
+) -> dict[str, object] | None:
+    """Return the only workload with the labels, or that of the namespace if there are several."""
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    items = client.list(resource, params={"labelSelector": selector}).items
+    places = [str(resources.get_object(item, "metadata").get("namespace")) for item in items]
+    if len(items) > 1 and namespace not in places:
+        raise TreenailError(
+            f"cannot read the options of the installation: {resource.plural} of treenail are in "
+            f"the namespaces {', '.join(places)}",
+            remedy="name one with --namespace or --serve-namespace",
+        )
+    return items[places.index(namespace) if len(items) > 1 else 0] if items else None
 
 
 def _parse_secret_name(text: str) -> str:

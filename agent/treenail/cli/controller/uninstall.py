@@ -11,7 +11,6 @@ from treenail.manifests import ignition_server, installation, removal
 
 _PROGRAM = "treenail-controller"
 _PAUSE_S = 1.0
-_DEPLOYMENTS = resources.Resource("apps", "v1", "deployments", "Deployment", namespaced=True)
 _PODS = f"{removal.SELECTOR},app.kubernetes.io/name in ({installation.NAME},{ignition_server.NAME})"
 _FORBIDDEN = (
     "use a cluster administrator (--kubeconfig FILE), or change the webhook or policy that refuses"
@@ -204,7 +203,7 @@ class _Remover:
         if not self._deletes_crds:
             return "--delete-crds deletes them"
         # The definitions have the names of those of the Machine Config Operator.
-        operator = self._list(_DEPLOYMENTS, namespace=component_names.MCO_NAMESPACE)
+        operator = self._list(resources.DEPLOYMENTS, namespace=component_names.MCO_NAMESPACE)
         return "" if operator == [] else "the Machine Config Operator may use them"
 
 
