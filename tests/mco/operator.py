@@ -4,6 +4,7 @@ The operator itself does not run: it needs the images of a release.
 """
 
 import base64
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,7 +83,10 @@ _LIMIT_S = 60.0
 def install_kinds(cluster: Cluster, directory: Path) -> None:
     """Create the CustomResourceDefinitions of the default feature set."""
     found = {each["metadata"]["name"]: each for each in _read_kinds(directory)}
-    assert found.keys() >= _KINDS, f"{directory} lacks {sorted(_KINDS - found.keys())}"
+    assert found.keys() >= _KINDS, (
+        f"{directory} lacks {sorted(_KINDS - found.keys())}: expected the tree "
+        "vendor/github.com/openshift/api of the MCO, with a directory for v1 and one for v1alpha1"
+    )
     for document in found.values():
         cluster.post(DEFINITIONS, document).ok()
     for document in found.values():
@@ -104,6 +108,17 @@ def _read_kinds(directory: Path) -> Iterator[Json]:
             and ("v1" in versions or "imagecontentsourcepolicies" in metadata["name"])
         ):
             yield document
+
+
+def parse_version(text: str) -> str:
+    """Return the version in the output of ``machine-config-controller version``."""
+    match = re.search(r"(\S+)-([0-9a-f]{7,40})\s*$", text)
+    # Without both the MCC never accepts the ControllerConfig, and all tests wait for their limit.
+    assert match, (
+        f"expected VERSION-HASH at the end of machine-config-controller version, found {text!r}: "
+        "build it with -ldflags -X PACKAGE/pkg/version.Raw=VERSION -X PACKAGE/pkg/version.Hash=HASH"
+    )
+    return match[1]
 
 
 def _build_path(document: Json) -> str:
@@ -278,7 +293,7 @@ class Controller:
         """Return the version of the build, which the ControllerConfig must name."""
         done = subprocess.run([self._program, "version"], check=True, capture_output=True,
                               text=True, timeout=30)  # fmt: skip
-        return done.stdout.split()[-1].rpartition("-")[0]
+        return parse_version(done.stdout)
 
     def start(self, arguments: Mapping[str, str] | None = None) -> None:
         templates = self._directory / "templates"
