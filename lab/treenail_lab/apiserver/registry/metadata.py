@@ -202,13 +202,12 @@ def _find_size_problems(metadata: Json) -> list[StatusCause]:
 def _find_owner_problems(metadata: Json) -> list[StatusCause]:
     problems = []
     owners = metadata.get("ownerReferences") or []
-    for owner in owners:
+    for index, owner in enumerate(owners):
         for name in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(name):
-                message = f'Invalid value: "": {name} must not be empty'
-                problems.append(
-                    StatusCause("FieldValueInvalid", message, f"metadata.ownerReferences.{name}")
-                )
+                place = f"metadata.ownerReferences[{index}].{name}"
+                message = "Required value: must not be empty"
+                problems.append(StatusCause("FieldValueRequired", message, place))
     if sum(bool(owner.get("controller")) for owner in owners) > 1:
         message = "Only one reference can have Controller set to true"
         problems.append(_invalid_cause("metadata.ownerReferences", owners, message))

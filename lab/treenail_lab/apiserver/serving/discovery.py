@@ -8,10 +8,11 @@ from treenail_lab.apiserver.errors import path_not_found_error
 from treenail_lab.apiserver.objects import Json
 from treenail_lab.apiserver.schema.kinds import ALL_VERBS, KindRegistry, ResourceKind
 
+# The version that the lab follows where versions differ.
 VERSION: Json = {
     "major": "1",
-    "minor": "32",
-    "gitVersion": "v1.32.0+treenail-lab",
+    "minor": "37",
+    "gitVersion": "v1.37.2+treenail-lab",
     "gitCommit": "",
     "gitTreeState": "",
     "buildDate": "1970-01-01T00:00:00Z",
