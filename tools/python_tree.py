@@ -40,6 +40,9 @@ TYPELIBS = LIBRARIES / "girepository-1.0"
 NODE_FILES = {
     "systemd/treenail.service": "usr/lib/systemd/system/treenail.service",
     "systemd/treenail-firstboot.service": "usr/lib/systemd/system/treenail-firstboot.service",
+    "systemd/rpm-ostreed-proxy.conf": (
+        "usr/lib/systemd/system/rpm-ostreed.service.d/10-treenail-proxy.conf"
+    ),
     "systemd/treenail.tmpfiles": "usr/lib/tmpfiles.d/treenail.conf",
     "systemd/treenail.catalog": "usr/lib/systemd/catalog/treenail.catalog",
     "rpm/agent.toml": "etc/treenail/agent.toml",

@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -45,8 +45,16 @@ class ProgramRunner:
     memory that only the program can read.
     """
 
-    def __init__(self, clock: clocks.Clock, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        clock: clocks.Clock,
+        environ: Mapping[str, str],
+        *,
+        read_variables: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """``read_variables`` returns more variables before each program starts."""
         self._clock = clock
+        self._read_variables = read_variables
         self._environ = {**environ, "LC_ALL": "C.UTF-8"}
 
     def run_command(
@@ -71,7 +79,7 @@ class ProgramRunner:
                     stdin=source,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=self._environ,
+                    env={**self._environ, **self._read_variables()},
                     start_new_session=True,
                 )
             except OSError as error:

@@ -155,9 +155,12 @@ class Machine:
 
     @cached_property
     def programs(self) -> "ProgramRunner":
+        from treenail.host.system.proxies import read_proxies
         from treenail.process import ProgramRunner
 
-        return ProgramRunner(self.clock, self.environ)
+        return ProgramRunner(
+            self.clock, self.environ, read_variables=lambda: read_proxies(self.files)
+        )
 
     @cached_property
     def unsandboxed(self) -> "UnsandboxedRunner":

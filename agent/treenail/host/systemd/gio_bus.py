@@ -370,7 +370,13 @@ def _find_owner(interface: str) -> str:
 
 
 def _make_variants(values: Mapping[str, _Option]) -> dict[str, GLib.Variant]:
-    return {key: _make_variant(value) for key, value in values.items()}
+    return {
+        # Files that may be missing (org.freedesktop.systemd1(5)).
+        key: GLib.Variant("a(sb)", [(path, True) for path in cast("Sequence[str]", value)])
+        if key == "EnvironmentFiles"
+        else _make_variant(value)
+        for key, value in values.items()
+    }
 
 
 def _make_variant(value: _Option) -> GLib.Variant:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from treenail import errors
 from treenail.host.filesystem import atomic_files, root_directory
+from treenail.host.system import proxies
 from treenail.host.systemd import system_bus, systemd
 from treenail.host.systemd.journal import SystemdJournal
 
@@ -219,6 +220,8 @@ class TransientUnits:
                 "TimeoutStartUSec": int(job.timeout_s * _MICROSECONDS),
                 # By default it is the name of the program (systemd.exec(5)), which may be sh.
                 "SyslogIdentifier": job.unit.removesuffix(".service"),
+                # Not Environment: every user may read it, and a proxy's URL may have a login.
+                "EnvironmentFiles": [proxies.PROXY_FILE],
             },
         )
         arguments: Sequence[object] = (job.unit, "fail", properties, [])

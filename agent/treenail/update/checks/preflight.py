@@ -295,7 +295,10 @@ _CREDENTIAL_REMEDY = (
     "add credentials for {registry} to the cluster's pull secret; list problems of pull secrets "
     "with: treenail status"
 )
-_NETWORK_REMEDY = "make {registry} reachable from this node; check its proxy settings"
+_NETWORK_REMEDY = (
+    "make {registry} reachable from this node; if that takes a proxy, set HTTPS_PROXY and NO_PROXY "
+    "in /etc/mco/proxy.env"
+)
 _CLOCK_OR_CERTIFICATE_REMEDY = "set the clock, or renew the registry's certificate"
 _REGISTRY_TEXTS: dict[preflight_reason.PreflightReason, tuple[str, str]] = {
     preflight_reason.PreflightReason.REGISTRY_NAME_UNKNOWN: (

@@ -197,6 +197,10 @@ def _set_property(
             service.should_collect = value == "inactive-or-failed"
         case "Environment":
             service.environment = dict(entry.split("=", 1) for entry in value)
+        case "EnvironmentFiles":
+            files = [root / path.lstrip("/") for path, _is_optional in value]
+            lines = [line for file in files if file.exists() for line in file.read_text().split()]
+            service.environment |= dict(line.split("=", 1) for line in lines)
         case "WorkingDirectory":
             service.directory = str(root / value.lstrip("/"))
         case "StandardOutputFileDescriptor":
