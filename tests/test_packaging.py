@@ -12,7 +12,7 @@ import pytest
 import treenail
 from treenail.api import annotations as key
 from treenail.cli.output import EXIT_INSTALL_FAILED, EXIT_USAGE
-from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED
+from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT
 from treenail.controllers.pools.rollout_policy import KIND
 from treenail.manifests.installation import load_crds
 
@@ -67,7 +67,7 @@ def test_manual_lists_every_rollout_policy_field() -> None:
 def test_manual_lists_every_controller_annotation() -> None:
     manual = (ROOT / "rpm/man/treenail-controller.8.md").read_text()
     keys = {
-        *(STARTED_AT, WAS_DEGRADED, LOCKED_BY),
+        *(STARTED_AT, LOCKED_BY),
         *(key.IMAGE_FILES, key.HEALTH_MODE, key.RETRY, key.POOL_RETRY),
         *(key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR),
         *(key.DRAIN, key.DRAIN_BLOCKED, key.LAST_OUTAGE, key.PROGRESS),

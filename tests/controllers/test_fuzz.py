@@ -13,7 +13,7 @@ from treenail.api.decode import Json
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.controllers.pools.node_facts import NodeFacts, NodeReport
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.os_image import (
     compute_build_target,
     decide_built_image,
@@ -152,4 +152,3 @@ def test_any_build_opens_the_gate_or_is_rejected(config: object, build: object) 
         found = MachineOSConfig.from_json(config), MachineOSBuild.from_json(build)
         assert decide_built_image(pool(), *found)
         assert compute_build_target(pool(), *found)
-        NodeReport.from_json(build)

@@ -21,7 +21,7 @@ from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import BuildState
 from treenail.api.object_meta import Condition
-from treenail.controllers.pools.node_facts import NodeFacts, NodeReport, RolloutTarget
+from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import (
     GateBlocked,
     compute_build_target,
@@ -51,6 +51,9 @@ OTHERS = {"certExpirys", "poolSynchronizersStatus", "osImageStream"}
 def test_status_agrees_with_the_mco() -> None:
     found = records("pool_status")
     for number, record in enumerate(found):
+        if record["imageModeStatusReporting"]:
+            # Counts come from the Nodes alone.
+            continue
         status = compute_status(recorded_view(record), now=NOW).to_json()
         assert status.pop("observedGeneration") == 0
         ours, expected = by_type(status.pop("conditions")), by_type(record["out"]["conditions"])
@@ -73,11 +76,8 @@ def test_status_agrees_with_the_mco() -> None:
 def recorded_view(record: dict[str, Any]) -> PoolStatusInput:
     found = MachineConfigPool.from_json(record["pool"])
     config, build = recorded_image(record)
-    reports = None
-    if record["imageModeStatusReporting"]:
-        reports = {each["metadata"]["name"]: NodeReport.from_json(each) for each in record["mcns"]}
     target = compute_build_target(found, config, build)
-    return PoolStatusInput(found, target, recorded_nodes(record), config, build, reports)
+    return PoolStatusInput(found, target, recorded_nodes(record), config, build)
 
 
 def by_type(conditions: Any) -> dict[str, tuple[str, str]]:
@@ -165,19 +165,6 @@ def test_every_reason_is_camel_case() -> None:
             assert found.reason.isalpha()
             assert found.reason[0].isupper()
             assert found.type != "Degraded" or found.status == "False" or found.message
-
-
-def test_report_without_conditions_hides_no_other() -> None:
-    # The reference stops at the first MachineConfigNode without conditions.
-    reports = {"a": NodeReport("a"), "b": NodeReport("b", degraded_message="disk is full")}
-    status_input = PoolStatusInput(pool(), NEW, [node("a"), node("b")], reports=reports)
-    assert read_condition(status_input, "NodeDegraded")[2] == 'Node b is reporting: "disk is full"'
-
-
-def test_node_degraded_in_two_reports_is_named_once() -> None:
-    reports = {"d": NodeReport("d", degraded_message="no space left")}
-    status_input = PoolStatusInput(pool(), NEW, [failed("d")], reports=reports)
-    assert read_condition(status_input, "NodeDegraded")[2] == 'Node d is reporting: "no space left"'
 
 
 def test_degraded_message_names_some_nodes_and_counts_others() -> None:
@@ -289,20 +276,6 @@ def test_unchanged_pool_has_unchanged_status() -> None:
     assert compute_status(PoolStatusInput(again, NEW, nodes), now="2027-01-01T00:00:00Z") == first
 
 
-def test_counts_come_from_node_reports_if_present() -> None:
-    target = RolloutTarget("new")
-    reports = {
-        "a": NodeReport("a", config="new", is_updated=True),
-        "b": NodeReport("b", config="new", degraded_message="x"),
-        "c": NodeReport("c", config="old", is_updated=True),
-    }
-    nodes = [node("a", NEW), node("b", NEW), node("c", NEW), node("d", NEW)]
-    assert count_nodes(nodes, target, reports) == PoolCounts(
-        total=4, updated=1, ready=4, degraded=1
-    )
-    assert count_nodes(nodes, target) == PoolCounts(total=4, updated=4, ready=4)
-
-
 def test_pool_without_a_rendered_config_is_not_updated() -> None:
     status = compute_status(PoolStatusInput(pool(), RolloutTarget(""), []), now=NOW)
     found = {each.type: each for each in status.conditions}
@@ -316,20 +289,6 @@ def test_pool_whose_nodes_another_pool_selects_too_is_not_updated() -> None:
     status = compute_status(PoolStatusInput(pool(), NEW, [], problem=problem), now=NOW)
     found = {each.type: each.status for each in status.conditions}
     assert (found["Updated"], found["Reconciling"], found["Stalled"]) == ("False", "False", "True")
-
-
-def test_ready_nodes_are_counted_by_annotations_beside_reports() -> None:
-    reports = {"a": NodeReport("a", config="new", is_updated=True)}
-    lagging = count_nodes([on_its_way("a")], NEW, reports)
-    assert (lagging.updated, lagging.ready) == (1, 0)
-    done = count_nodes([node("a", NEW)], NEW, {"a": NodeReport("a", config="old")})
-    assert (done.updated, done.ready) == (0, 1)
-
-
-def test_report_of_degraded_node_is_not_updated() -> None:
-    report = NodeReport("a", config="new", is_updated=True, degraded_message="no space left")
-    counts = count_nodes([node("a", NEW)], NEW, {"a": report})
-    assert (counts.updated, counts.degraded) == (0, 1)
 
 
 def test_degraded_node_without_a_target_is_counted() -> None:

@@ -74,7 +74,7 @@ def test_failures_are_sorted_by_assignment() -> None:
 def test_only_previously_degraded_node_has_grace_period() -> None:
     nodes = [
         failed("a", started_at=100.0),
-        failed("b", started_at=100.0, was_degraded=True),
+        failed("b", started_at=failed("b").compute_start(100.0)),
     ]
     failures = (NodeFailure("a", "no space left"), NodeFailure("b", "no space left"))
     assert find_failures(nodes, NEW, RolloutPolicy(), now=101.0) == failures[:1]
@@ -83,7 +83,7 @@ def test_only_previously_degraded_node_has_grace_period() -> None:
 
 def test_node_without_assignment_cannot_fail() -> None:
     careful = read_policy(pool({"rebootTimeout": "1m"}))
-    ill = node("a", NEW, is_healthy=False, ready_changed_at=10.0)
+    ill = node("a", NEW, is_healthy=False, ready_changed_at=10.0, started_at=None)
     assert find_failures([ill], NEW, careful, now=1e6) == ()
     assert compute_next_check_s(RolloutRecord(NEW), careful, [ill], NEW, now=20.0) is None
 
@@ -92,7 +92,7 @@ def test_next_check_is_the_earliest_deadline() -> None:
     careful = read_policy(pool({"canary": {"soak": "10m"}, "rebootTimeout": "20m"}))
     nodes = [
         on_its_way("a", is_healthy=False, started_at=100.0, ready_changed_at=400.0),
-        failed("b", started_at=560.0, was_degraded=True),
+        failed("b", started_at=620.0),
     ]
     record = RolloutRecord(NEW, settled_at=500.0)
     assert compute_next_check_s(record, careful, nodes, NEW, now=600.0) == 20.0

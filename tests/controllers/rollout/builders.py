@@ -23,7 +23,7 @@ def image(config: str, digit: str) -> RolloutTarget:
 
 
 def node(name: str = "n", target: RolloutTarget = OLD, **more: Any) -> NodeFacts:
-    """A node that has its target and is in service."""
+    """A node to which the controller assigned its target, and that is in service."""
     facts = NodeFacts(
         name=name,
         current_config=target.config,
@@ -32,6 +32,7 @@ def node(name: str = "n", target: RolloutTarget = OLD, **more: Any) -> NodeFacts
         desired_image=target.image,
         state="Done",
         created_at="2026-01-01T00:00:00Z",
+        started_at=0.0,
     )
     return replace(facts, **more)
 

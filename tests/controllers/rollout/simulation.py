@@ -23,6 +23,7 @@ class Simulation:
         self.bad: Collection[RolloutTarget] = ()
         self.stays_cordoned = True
         self.ever_given: dict[RolloutTarget, set[str]] = {}
+        self.given_at: dict[str, float] = {}
         self.most_unavailable = 0
         self.turns: list[RolloutDecision] = []
         self._record: Json | None = None
@@ -50,11 +51,12 @@ class Simulation:
     def _at_work(self, each: NodeFacts) -> bool:
         wanted = (each.desired_config, each.desired_image)
         behind = (each.current_config, each.current_image) != wanted
-        answered = self.now - (each.started_at or 0.0) >= REACTION_S
+        answered = self.now - self.given_at.get(each.name, 0.0) >= REACTION_S
         return behind and not (each.state == "Degraded" and answered)
 
     def give(self, name: str, target: RolloutTarget) -> None:
         self.nodes[name] = self.nodes[name].with_target(target, self.now)
+        self.given_at[name] = self.now
         self.ever_given.setdefault(target, set()).add(name)
 
     def pass_time(self, seconds: float) -> None:
@@ -81,9 +83,10 @@ class Simulation:
 
     def _later(self, each: NodeFacts) -> NodeFacts:
         target = RolloutTarget(each.desired_config, each.desired_image)
-        if each.started_at is None or (each.is_done and not each.unschedulable):
+        given_at = self.given_at.get(each.name)
+        if given_at is None or (each.is_done and not each.unschedulable):
             return each
-        since_s = self.now - each.started_at
+        since_s = self.now - given_at
         if since_s < REACTION_S:
             return each
         if since_s < self.takes_s:
@@ -95,7 +98,7 @@ class Simulation:
                 reason="the image does not boot",
                 unschedulable=self.stays_cordoned,
             )
-        back_at = each.started_at + self.takes_s
+        back_at = given_at + self.takes_s
         return replace(
             each,
             state="Done",

@@ -210,15 +210,19 @@ def writes(server: LabServer, resource: str) -> int:
     )
 
 
+URL = "http://locks.example.com"
+
+
 def test_lock_is_released_after_its_pool_is_deleted(server: LabServer, client: Client) -> None:
     add_config(client, "old")
     add_nodes(client, ["n0"], "old")
     add_pool(client, "worker", "old", paused=True)
+    add_policy(client, "locked", {"fleetLock": {"url": URL, "group": "workers"}})
     locks = FreeLocks()
     with running(server, locks):
         wait_until(lambda: condition(client, "Updated").get("status") == "True")
         client.delete(MACHINECONFIGPOOLS, "worker")
-        held = {LOCKED_BY: "workers http://locks.example.com"}
+        held = {LOCKED_BY: f"workers {URL}"}
         found: Any = client.patch(NODES, "n0", {"metadata": {"annotations": held}})
         wait_until(lambda: LOCKED_BY not in notes(client, "n0"))
     assert locks.released == [LockHolder("n0", found["metadata"]["uid"])]

@@ -341,7 +341,7 @@ def test_remaining_time_is_estimated_from_updated_nodes() -> None:
         for took in (240, 300, 900)
     ]
     found = decide(pool(), [*through, *names(5)])
-    assert found.progress_message == "3 of 8 nodes are updated, about 25 min left"
+    assert found.progress_message == "3 of 8 nodes are updated, about 38 min left"
 
 
 # Over days, with everything that a pool's nodes do.

@@ -31,7 +31,10 @@ def test_node_duration_is_median_of_updated_nodes() -> None:
         node("f", NEW, started_at=500.0, ready_changed_at=10.0),
         node("g", NEW, started_at=0.0, ready_changed_at=1.0, state="Working"),
     ]
-    assert estimate_node_s([*silent, *through], NEW) == 300.0
+    assert estimate_node_s([*silent, *through], NEW) == (300.0 + DEFAULT_NODE_S) / 2
+    assert estimate_node_s(through[1:], NEW) == DEFAULT_NODE_S
+    # Neither one slow nor one fast node decides it.
+    assert estimate_node_s(through[:1], NEW) == estimate_node_s(through[2:], NEW) == DEFAULT_NODE_S
     assert estimate_node_s(silent, NEW) == DEFAULT_NODE_S
 
 

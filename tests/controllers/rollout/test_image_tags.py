@@ -243,8 +243,8 @@ def test_image_must_have_the_architectures_of_all_nodes() -> None:
     for name, architecture in (("n0", "amd64"), ("n1", "arm64")):
         if name not in site.world.objects["nodes"]:
             site.world.add_node(name, "old")
-        labels = {"metadata": {"labels": {"kubernetes.io/arch": architecture}}}
-        site.world.change("nodes", name, labels)
+        reported = {"status": {"nodeInfo": {"architecture": architecture}}}
+        site.world.change("nodes", name, reported)
     site.turn()
     assert site.source.asked == [(TAG, frozenset({"amd64", "arm64"}), "")]
     assert site.condition("Degraded")[1] == "TagNotFound"

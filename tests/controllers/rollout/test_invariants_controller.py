@@ -30,7 +30,6 @@ from treenail.api import annotations as key
 from treenail.clocks import format_rfc3339
 from treenail.controllers.pools.node_facts import (
     STARTED_AT,
-    WAS_DEGRADED,
     ZONE_LABEL,
     NodeFacts,
     RolloutTarget,
@@ -45,7 +44,7 @@ from treenail.errors import ClusterError, TooManyRequestsError, UnreachableError
 
 NAMES = [f"n{number}" for number in range(6)]
 STAGES = {key.PRESTAGE_CONFIG, key.PRESTAGE_IMAGE}
-OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT, WAS_DEGRADED} | STAGES
+OWNED = {key.DESIRED_CONFIG, key.DESIRED_OS_IMAGE, STARTED_AT} | STAGES
 
 
 def image(digit: str) -> str:
@@ -477,7 +476,7 @@ DEFECTS: dict[str, tuple[str, Build]] = {
         "limit", lambda world: ForgetsUnansweredWrites(world).controller(),
     ),
     "record is not written": (
-        "progress", lambda world: DropsRecordWrites(world).controller(),
+        "canary", lambda world: DropsRecordWrites(world).controller(),
     ),
     "policy is ignored": (
         "canary", lambda world: IgnoresPolicy(world).controller(),

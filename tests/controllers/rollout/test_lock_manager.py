@@ -43,7 +43,8 @@ class NodeWriter:
 
 
 def keep(servers: LockServers, writer: NodeWriter) -> LockManager:
-    return LockManager(servers, writer, ExpectedPools())  # type: ignore[arg-type]  # what it uses
+    known = [LockServer("http://locks.example.com", "workers")]
+    return LockManager(servers, writer, ExpectedPools(), lambda: known)  # type: ignore[arg-type]  # what it uses
 
 
 def test_node_in_an_outdated_cache_releases_its_lock_once() -> None:

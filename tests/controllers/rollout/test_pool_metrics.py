@@ -89,10 +89,8 @@ def test_wait_has_one_of_few_reasons(message: str, reason: str) -> None:
 
 def test_update_duration_is_observed_when_the_node_has_its_target() -> None:
     clock, metrics = FakeClock(), ControllerMetrics()
-    measured = PoolMetrics(metrics, clock, list)
-    before = NodeFacts(
-        "a", current_config="a", desired_config="b", state="Working", started_at=clock.now() - 40.0
-    )
+    measured = PoolMetrics(metrics, clock, list, lambda _node: clock.now() - 40.0)
+    before = NodeFacts("a", current_config="a", desired_config="b", state="Working")
     after = replace(before, current_config="b", state="Done")
     for change in ((before, after), (after, after), (None, after), (after, None)):
         measured.observe_node(*change)

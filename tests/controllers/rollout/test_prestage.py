@@ -17,6 +17,7 @@ from tests.controllers.rollout.world import World, build_reconciler
 from treenail.api import annotations as key
 from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
 from treenail.controllers.pools.rollout_policy import RolloutPolicy
+from treenail.controllers.pools.rollout_record import RolloutRecord
 from treenail.controllers.rollout.decide import PrestageRequests, decide_prestage_requests
 
 OLD, NEW = image("old", "a"), image("new", "b")
@@ -40,7 +41,8 @@ def staged(name: str, target: RolloutTarget = NEW) -> NodeFacts:
 def decide(
     *nodes: NodeFacts, policy: RolloutPolicy = TWO, target: RolloutTarget = NEW
 ) -> PrestageRequests:
-    return decide_prestage_requests(policy, nodes, target, is_stopped=False)
+    record = RolloutRecord(target)
+    return decide_prestage_requests(policy, nodes, record, now=0.0, is_stopped=False)
 
 
 def test_max_parallel_limits_prestage_requests() -> None:
@@ -113,9 +115,8 @@ def test_same_image_of_another_config_does_not_count_as_new_pull() -> None:
 def test_stopped_pool_withdraws_prestage_requests(*, stopped: bool) -> None:
     policy = TWO if stopped else RolloutPolicy()
     nodes = [requested("a"), staged("b"), idle("c")]
-    assert decide_prestage_requests(policy, nodes, NEW, is_stopped=stopped) == PrestageRequests(
-        nodes_to_withdraw=("a", "b")
-    )
+    found = decide_prestage_requests(policy, nodes, RolloutRecord(NEW), now=0.0, is_stopped=stopped)
+    assert found == PrestageRequests(nodes_to_withdraw=("a", "b"))
 
 
 def test_config_without_image_needs_no_prestaging() -> None:

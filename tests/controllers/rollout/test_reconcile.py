@@ -10,7 +10,7 @@ import pytest
 
 from tests.controllers.rollout.world import Killed, World, world
 from treenail.api import annotations as key
-from treenail.controllers.pools.node_facts import LOCKED_BY, STARTED_AT, WAS_DEGRADED, RolloutTarget
+from treenail.controllers.pools.node_facts import GRACE_S, LOCKED_BY, STARTED_AT, RolloutTarget
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
 from treenail.controllers.pools.pool_status import COUNTS_INTERVAL_S
 from treenail.controllers.pools.rollout_policy import LockServer, PrometheusAlerts
@@ -50,13 +50,13 @@ def test_assignment_of_degraded_node_records_it() -> None:
     failing = {key.STATE: "Degraded", key.DESIRED_CONFIG: "bad"}
     found.change("nodes", "n0", {"metadata": {"annotations": failing}})
     found.turn()
-    assert found.notes()[WAS_DEGRADED] == "true"
-    assert found.truth["n0"].was_degraded
+    at = int(found.seconds)
+    assert found.status()["rollout"]["assigned"] == [{"at": at + int(GRACE_S), "nodes": ["n0"]}]
     found.pass_time(600.0)
     found.set_pool("worker", "newer")
     found.turn()
     assert found.find_assigned("newer") == ["n0"]
-    assert not found.truth["n0"].was_degraded
+    assert found.status()["rollout"]["assigned"] == [{"at": at + 600, "nodes": ["n0"]}]
 
 
 def test_image_is_requested_by_the_configured_annotation() -> None:

@@ -14,8 +14,8 @@ from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
-from treenail.clocks import format_rfc3339
-from treenail.controllers.pools.node_facts import NodeFacts, RolloutTarget
+from treenail.clocks import format_rfc3339, parse_rfc3339
+from treenail.controllers.pools.node_facts import STARTED_AT, NodeFacts, RolloutTarget
 from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
 from treenail.controllers.pools.pool_index import PoolIndex
 from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
@@ -336,9 +336,10 @@ class World:
         if prestage := self._prestage(node):
             return prestage
         by_hand = bool(document["spec"].get("byHand"))
-        if node.started_at is None or node.is_done:
+        started_at = parse_rfc3339(document["metadata"]["annotations"].get(STARTED_AT))
+        if started_at is None or node.is_done:
             return {"spec": {"unschedulable": False}} if _left_cordoned(node, by_hand) else {}
-        since_s = self.seconds - node.started_at
+        since_s = self.seconds - started_at
         target = RolloutTarget(node.desired_config, node.desired_image)
         if since_s < REACTION_S or not node.is_healthy:
             return {}

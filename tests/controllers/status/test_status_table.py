@@ -270,10 +270,9 @@ def test_estimate_is_absent_while_a_node_blocks_the_rollout() -> None:
 def test_estimate_is_absent_when_a_node_takes_much_longer() -> None:
     world = make_world("n0", "n1", policy="{maxFailures: 5}")
     updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
-    set_conditions(world, updating, rollout={"config": "new"})
+    assigned = [{"at": 10**9, "nodes": ["n0"]}]
+    set_conditions(world, updating, rollout={"config": "new", "assigned": assigned})
     annotate(world, "n0", STATE="Working", DESIRED_CONFIG="new")
-    started = {STARTED_AT: "2001-09-09T01:46:40Z"}
-    world.change("nodes", "n0", {"metadata": {"annotations": started}})
     row, late = build(world, 1e9 + 1700)[0], build(world, 1e9 + 1900)[0]
     assert (row.remaining_s, late.remaining_s) == (1200.0, None)
 

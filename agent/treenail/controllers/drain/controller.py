@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from treenail import clocks, errors
@@ -198,6 +198,7 @@ class DrainController:
         )
         # One entry for each node. Only the worker that reconciles the node accesses it.
         self._running: dict[str, _RunningDrain] = {}
+        self._records: dict[str, decide.DrainRecord] = {}
         self._enqueue: Callable[[str], None] = lambda _: None
         self._register_gauges()
 
@@ -337,6 +338,7 @@ class DrainController:
         return node
 
     def _evict_pods(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
+        record = self._time_record(node.name, record)
         running = self._running.get(node.name) or self._start_drain(node.name, record)
         progress = running.drain.evict_pods()
         if progress.is_drained:
@@ -357,6 +359,17 @@ class DrainController:
         if self._yield_slot(node.name, running):
             return _SLOT_RETRY_S
         return min(progress.retry_s, report_s)
+
+    def _time_record(self, name: str, record: decide.DrainRecord) -> decide.DrainRecord:
+        """Return the record with the time at which this process first saw it.
+
+        A node can write the record, and with an old time its drain would be the first of all.
+        """
+        known = self._records.get(name)
+        if known is None or known.request != record.request:
+            known = replace(record, began_at=float(int(self._clock.now())))
+            self._records[name] = known
+        return known
 
     def _finish_drain(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
         # Before the acknowledgement, after which no event enqueues the node again.
@@ -444,6 +457,7 @@ class DrainController:
     def _end_drain(self, name: str) -> None:
         """End the drain of a node without a pending request, and pass its slot on."""
         self._close_drain(name)
+        self._records.pop(name, None)
         other = self._slots.release_slot(name)
         if other is not None:
             self._enqueue(other)

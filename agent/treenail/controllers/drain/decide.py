@@ -14,6 +14,7 @@ from typing import Annotated
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, object_meta
+from treenail.controllers.pools import node_facts
 from treenail.encoding import codec
 
 _DRAIN_PREFIX = "drain-"
@@ -68,13 +69,14 @@ class DrainNode:
         """Parse a Node; raises `ConfigError`. An invalid record counts as none."""
         fields = decode.Fields.from_json(document, "Node")
         meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
+        annotations = node_facts.read_annotations(meta)
         return cls(
             name=meta.name,
-            desired_drain=meta.annotations.get(key.DESIRED_DRAIN, ""),
-            last_applied_drain=meta.annotations.get(key.LAST_APPLIED_DRAIN, ""),
+            desired_drain=annotations.get(key.DESIRED_DRAIN, ""),
+            last_applied_drain=annotations.get(key.LAST_APPLIED_DRAIN, ""),
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
-            record=_parse_record(meta.annotations.get(key.DRAIN)),
-            drain_blocked=meta.annotations.get(key.DRAIN_BLOCKED, ""),
+            record=_parse_record(annotations.get(key.DRAIN)),
+            drain_blocked=annotations.get(key.DRAIN_BLOCKED, ""),
             uid=meta.uid,
             resource_version=meta.resource_version,
         )

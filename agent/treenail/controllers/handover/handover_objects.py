@@ -20,7 +20,7 @@ from treenail.api import decode, machineconfigpool, machineosbuild, machineoscon
 from treenail.api.component_names import NAMESPACE, PART_OF_LABELS
 from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.config import bootstrap_registry
-from treenail.controllers.pools import node_selection, os_image, pool_status
+from treenail.controllers.pools import node_facts, node_selection, os_image, pool_status
 from treenail.encoding import codec
 from treenail.kube import resources
 from treenail.registry.names import check_digest
@@ -238,7 +238,7 @@ class RegistryNode:
     def from_json(cls, document: decode.Json) -> "RegistryNode":
         """Parse a Node; raise `ConfigError`."""
         meta = object_meta.read_metadata(document, "Node")
-        notes = meta.annotations
+        notes = node_facts.read_annotations(meta)
         return cls(
             meta.name,
             notes.get(key.BOOTSTRAP_REGISTRY, ""),

@@ -29,7 +29,13 @@ from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.controllerconfig import ControllerConfigContents
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_objects
-from treenail.controllers.pools import node_selection, pool_index, pool_membership, pool_views
+from treenail.controllers.pools import (
+    node_facts,
+    node_selection,
+    pool_index,
+    pool_membership,
+    pool_views,
+)
 from treenail.controllers.render.render import RenderedConfig
 from treenail.controllers.runtime import informer_set, workers
 from treenail.encoding import codec
@@ -357,7 +363,7 @@ class BuildViews:
         self.pods.add_handler(self._handle_pod)
 
     def find_architectures(self, pool: str) -> frozenset[str]:
-        """Return the architectures of the pool's nodes."""
+        """Return the architectures of the pool's nodes that images are built for."""
         with self._lock:
             if self._architectures is None:
                 self._architectures = self._group_architectures()
@@ -377,7 +383,8 @@ class BuildViews:
             if pool is not None and node.architecture:
                 architectures_by_pool.setdefault(pool, set()).add(node.architecture)
         return {
-            pool: frozenset(architectures) for pool, architectures in architectures_by_pool.items()
+            pool: node_facts.find_architectures(architectures)
+            for pool, architectures in architectures_by_pool.items()
         }
 
     def _forget_architectures(self) -> None:

@@ -17,7 +17,7 @@ from treenail.api import decode, machineosbuild, machineosconfig, object_meta
 from treenail.api.component_names import PART_OF_LABELS
 from treenail.config import pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, build_planner
-from treenail.controllers.pools import node_facts, node_selection
+from treenail.controllers.pools import node_selection
 from treenail.image.build_result import EXIT_USER
 from treenail.kube import api_client, lease, resources
 
@@ -220,7 +220,7 @@ def _build_pod(
         # The instructions of a user run in this pod.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "nodeSelector": {node_facts.ARCHITECTURE_LABEL: system.architecture},
+        "nodeSelector": {"kubernetes.io/arch": system.architecture},
         **({"tolerations": _CONTROL_PLANE_TOLERATIONS} if plan.can_use_control_plane else {}),
         "initContainers": [
             _build_container("fetch", plan, settings, login=pull_login and "pull"),

@@ -124,7 +124,9 @@ def check_progress(
 
 
 def _is_updating_to(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> bool:
-    return node.is_assigned(target) and not node.is_done and not node.is_degraded
+    # A node that the controller did not assign has no time to be measured from.
+    is_own = node.started_at is not None and node.is_assigned(target)
+    return is_own and not node.is_done and not node.is_degraded
 
 
 def _describe_update(node: node_facts.NodeFacts, now: float) -> SlotHolder:

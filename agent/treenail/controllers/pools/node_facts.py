@@ -1,5 +1,9 @@
 """Facts about a node and the predicates of a rollout.
 
+A node writes its own Node, so nothing there is believed. `read_annotations` and `NodeFacts` bound
+the size and the form of every value. Destinations and times of the rollout come from the pool, its
+policy and the controller's record (`rollout_record`), so that a false Node affects that node only.
+
 The predicates are those of the Machine Config Operator, with two deliberate differences. A node
 that is Degraded by an image under an unchanged config is failing here. The MCO counts it as
 unavailable, so it holds capacity and never gets the image that would repair it. A node without any
@@ -14,10 +18,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from treenail import clocks, errors
+from treenail import clocks, errors, sanitize
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfignode, object_meta
+from treenail.api import decode, object_meta
 from treenail.api.annotations import NodeState
+from treenail.image import build_inputs
 
 _PERCENT = re.compile(r"(100|[1-9]?[0-9])%")
 
@@ -39,16 +44,17 @@ class NodeProgress:
 
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
-ARCHITECTURE_LABEL = "kubernetes.io/arch"
-"""Each kubelet sets it."""
 STARTED_AT = "treenail.io/rollout-started-at"
-"""Time of the assignment, RFC 3339; written with the target."""
-WAS_DEGRADED = "treenail.io/rollout-was-degraded"
-"""Present if the node was degraded at the assignment; written with the target."""
+"""Time of the assignment, RFC 3339; written with the target, and read only for tables."""
 LOCKED_BY = "treenail.io/fleet-lock"
 """The server that granted the node's lock; written with the target, removed at the release."""
 
+_TEXT_CHARS = 1536
+"""Of an annotation or another text: more than a pull spec, or a lock server with its group."""
+_LONG_TEXTS = {key.REASON: key.REASON_LIMIT, key.DRAIN: 4096, key.DRAIN_BLOCKED: 32_768}
 _BLOCKER_CHARS = 120
+GRACE_S = 60.0
+"""Time for a degraded agent to react to a new target before its state counts as a failure."""
 _DONE = NodeState.DONE.value
 _DEGRADED_STATES = (NodeState.DEGRADED, NodeState.UNRECONCILABLE)
 
@@ -99,14 +105,17 @@ class NodeFacts:
     state: str = ""
     reason: str = ""
     started_at: float | None = None
+    """When the controller assigned the desired target (`compute_start`); None if it did not."""
     prestage_target: RolloutTarget | None = None
     """The target that the node is requested to prestage."""
     prestaged_image: str = ""
     """The image that the node has prestaged."""
     prestage_error: str = ""
     """Why the node could not prestage the requested target."""
-    was_degraded: bool = False
-    """It was degraded at the assignment, so its state may still be about the previous target."""
+    prestage_requested_at: float | None = None
+    """When the controller requested the prestaging, by its record; None if it did not."""
+    architecture: str = ""
+    """As the kubelet reports it. Images are built for the known ones only."""
     locked_by: str = ""
     settings: NodeSettings = NodeSettings()
     drain_blocker: str = ""
@@ -144,20 +153,19 @@ class NodeFacts:
         """
         fields = decode.Fields.from_json(document, "Node")
         meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
-        annotations = meta.annotations
+        annotations = read_annotations(meta)
         status = fields.get_object("status")
         conditions = status.read_list("conditions", object_meta.Condition)
         changed = [at.last_transition_time for at in conditions if at.type == "Ready"]
         ready_changed_at = clocks.parse_rfc3339(changed[0]) if changed else None
         is_healthy = all(map(_is_healthy, conditions))
-        started_at = clocks.parse_rfc3339(annotations.get(STARTED_AT))
         pressure = _find_pressure(conditions)
         return cls(
             name=meta.name,
             labels=meta.labels,
             created_at=meta.created,
             is_healthy=is_healthy,
-            pressure=f"{pressure.type} is {pressure.status}" if pressure else "",
+            pressure=f"{pressure.type} is {_bound_text(pressure.status, 20)}" if pressure else "",
             pressure_changed_at=clocks.parse_rfc3339(pressure.last_transition_time)
             if pressure
             else None,
@@ -169,11 +177,10 @@ class NodeFacts:
             desired_image=annotations.get(image_key),
             state=annotations.get(key.STATE, ""),
             reason=annotations.get(key.REASON, ""),
-            started_at=started_at,
             prestage_target=_parse_prestage_target(annotations),
             prestaged_image=annotations.get(key.PRESTAGED, ""),
             prestage_error=_parse_prestage_error(annotations),
-            was_degraded=WAS_DEGRADED in annotations,
+            architecture=_parse_node_info(status, "architecture", 20),
             locked_by=annotations.get(LOCKED_BY, ""),
             settings=NodeSettings(
                 annotations.get(key.IMAGE_FILES, ""),
@@ -185,7 +192,7 @@ class NodeFacts:
                 annotations,
                 status,
                 ready_again_at=ready_changed_at if is_healthy else None,
-                started_at=started_at,
+                started_at=clocks.parse_rfc3339(annotations.get(STARTED_AT)),
                 has_target=_has_target(annotations, image_key),
             ),
             uid=meta.uid,
@@ -234,16 +241,37 @@ class NodeFacts:
     def is_updated_to(self, target: RolloutTarget) -> bool:
         return self.is_assigned(target) and self.is_done
 
+    def compute_start(self, now: float) -> float:
+        """Compute from when on the state is about a target that is assigned ``now``."""
+        return now + GRACE_S if self.is_degraded else now
+
     def with_target(self, target: RolloutTarget, now: float) -> "NodeFacts":
         """Return the node as it is after the target is written."""
         return replace(
             self,
             desired_config=target.config,
             desired_image=target.image,
-            started_at=now,
+            started_at=self.compute_start(now),
             prestage_target=None,
-            was_degraded=self.is_degraded,
         )
+
+
+def read_annotations(meta: object_meta.ObjectMeta) -> dict[str, str]:
+    """Return the Node's annotations of the API, each bounded and without control characters."""
+    return {
+        name: _bound_text(text, _LONG_TEXTS.get(name, _TEXT_CHARS))
+        for name, text in meta.annotations.items()
+        if name.startswith((key.PREFIX, key.OWN_PREFIX))
+    }
+
+
+def find_architectures(reported: Iterable[str]) -> frozenset[str]:
+    """Return the architectures that images are built for; another one is that node's problem."""
+    return frozenset(reported) & build_inputs.ARCHITECTURES.keys()
+
+
+def _bound_text(text: str, limit: int) -> str:
+    return sanitize.escape_text(text[:limit])[:limit]
 
 
 def overlay_written(
@@ -291,10 +319,13 @@ def _parse_drain_blocker(annotations: Mapping[str, str]) -> str:
         blocked = [*decode.Fields.from_json(document, "").iter_objects("blocked")]
         if not blocked:
             return ""
-        pod = blocked[0].get_text("pod")
-        budgets = [budget.get_text("name") for budget in blocked[0].iter_objects("budgets")]
+        pod = _bound_text(blocked[0].get_text("pod"), _BLOCKER_CHARS)
+        budgets = [
+            _bound_text(budget.get_text("name"), _BLOCKER_CHARS)
+            for budget in blocked[0].iter_objects("budgets")
+        ]
         more = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
-        message = blocked[0].get_text("message")[:_BLOCKER_CHARS]
+        message = _bound_text(blocked[0].get_text("message"), _BLOCKER_CHARS)
     except errors.ConfigError:
         return "pods"
     if budgets:
@@ -318,47 +349,6 @@ def _is_healthy(condition: object_meta.Condition) -> bool:
             return condition.status == "False"
         case _:
             return True
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """Facts from the status of a MachineConfigNode that the counts need."""
-
-    name: str
-    config: str = ""
-    """The desired config that the node reports."""
-    image: str = ""
-    is_updated: bool = False
-    degraded_message: str | None = None
-    """Message of the True NodeDegraded condition, or None."""
-
-    @classmethod
-    def from_json(cls, document: object) -> "NodeReport":
-        """Parse a MachineConfigNode; raises `ConfigError`."""
-        fields = decode.Fields.from_json(document, "MachineConfigNode")
-        status = fields.get_object("status")
-        true = {
-            condition.type: condition
-            for condition in status.read_list("conditions", object_meta.Condition)
-            if condition.status == "True"
-        }
-        degraded = true.get(machineconfignode.ConditionType.NODE_DEGRADED)
-        return cls(
-            name=fields.get_object("metadata").read(object_meta.ObjectMeta).name,
-            config=status.get_object("configVersion").get_text("desired"),
-            image=status.get_object("configImage").get_text("desiredImage"),
-            is_updated=machineconfignode.ConditionType.UPDATED in true,
-            degraded_message=degraded.message if degraded else None,
-        )
-
-    def is_updated_to(self, target: RolloutTarget) -> bool:
-        """The node reports that it is updated to this target."""
-        return self.is_updated and self.is_assigned(target)
-
-    def is_assigned(self, target: RolloutTarget) -> bool:
-        if target.config == "" or self.config != target.config:
-            return False
-        return self.image == (target.image or "") and target.image != ""
 
 
 def parse_progress(
@@ -388,7 +378,7 @@ def parse_progress(
     return NodeProgress(
         phase=phase,
         percent=int(percent[1]) if percent and phase == "staging" else None,
-        os_image=_parse_os_image(status),
+        os_image=_parse_node_info(status, "osImage", 200),
         drain_began_at=drain_began_at,
         last_outage_s=_parse_outage_s(annotations.get(key.LAST_OUTAGE, "")),
     )
@@ -406,9 +396,9 @@ def _parse_phase(annotations: Mapping[str, str]) -> str:
     return "applying" if is_drain else "staging"
 
 
-def _parse_os_image(status: decode.Fields) -> str:
+def _parse_node_info(status: decode.Fields, name: str, limit: int) -> str:
     try:
-        return status.get_object("nodeInfo").get_text("osImage")
+        return status.get_object("nodeInfo").get_text(name)[:limit]
     except errors.ConfigError:
         return ""
 

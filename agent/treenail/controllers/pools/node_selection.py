@@ -19,6 +19,17 @@ from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
+# Those that NodeRestriction lets a kubelet set (well_known_labels.go of the kubelet).
+_KUBELET_DOMAINS = ("kubelet.kubernetes.io", "node.kubernetes.io")
+_KUBELET_LABELS = frozenset(
+    {
+        *(f"kubernetes.io/{name}" for name in ("arch", "hostname", "os")),
+        *(f"beta.kubernetes.io/{name}" for name in ("arch", "instance-type", "os")),
+        *(f"topology.kubernetes.io/{name}" for name in ("region", "zone")),
+        *(f"failure-domain.beta.kubernetes.io/{name}" for name in ("region", "zone")),
+    }
+)
+
 # kube-apiserver accepts a percentage with any number of digits.
 PERCENTAGE = re.compile(r"\+?([0-9]{1,9})%")
 
@@ -99,6 +110,21 @@ def limit_to_quorum(limit: int, nodes: Iterable[node_facts.NodeFacts]) -> int:
     """
     members = sum(any(label in node.labels for label in CONTROL_PLANE_LABELS) for node in nodes)
     return limit if members == 0 else min(limit, max(1, (members - 1) // 2))
+
+
+def can_node_set_label(label: str) -> bool:
+    """Return whether NodeRestriction lets a node set the label on its own Node."""
+    domain = f".{label.rpartition('/')[0]}"
+    if not domain.endswith((".kubernetes.io", ".k8s.io")):
+        return True
+    return label in _KUBELET_LABELS or domain.endswith(tuple(f".{it}" for it in _KUBELET_DOMAINS))
+
+
+def find_open_labels(policy: rollout_policy.RolloutPolicy) -> tuple[str, ...]:
+    """Find labels in the selectors of waves with which a node can make itself a member."""
+    selectors = [wave.selector for wave in policy.waves if wave.selector is not None]
+    labels = {requirement.key for selector in selectors for requirement in selector.requirements}
+    return tuple(sorted(filter(can_node_set_label, labels)))
 
 
 def sort_nodes(

@@ -1,11 +1,10 @@
 """Status of a pool: counts, conditions, and when a change is worth a write.
 
-Counts, states and messages are those of the Machine Config Operator (status.go). Six differences
-are deliberate: every reason is a CamelCase word; a node is named once, however many objects report
-it; a MachineConfigNode without conditions hides no other node; one that is updated and degraded is
-degraded; a Degraded condition that is True has a message; a pool without a config, or with a node
-of two pools, is not Updated. The conditions Reconciling and Stalled follow the conventions of
-kstatus.
+Counts, states and messages are those of the Machine Config Operator (status.go). Four differences
+are deliberate: every reason is a CamelCase word; counts come from Nodes, and never from
+MachineConfigNodes; a Degraded condition that is True has a message; a pool without a config, or
+with a node of two pools, is not Updated. The conditions Reconciling and Stalled follow the
+conventions of kstatus.
 
 While the OS image is built in the cluster, `compute_build_updating` and `compute_build_degraded`
 compute the conditions.
@@ -33,11 +32,14 @@ PINNED_IMAGE_SETS_DEGRADED = "PinnedImageSetsDegraded"
 DEGRADED = "Degraded"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
+OPEN_WAVE_SELECTOR = "OpenWaveSelector"
+"""A warning that blocks nothing."""
 PROGRESS_DEADLINE = "ProgressDeadlineExceeded"
 """Reason of Stalled, as in the conditions of a Deployment."""
 NODE_IN_TWO_POOLS = "NodeInTwoPools"
 """Reason of Degraded: two custom pools select a node."""
 
+_MESSAGE_CHARS = 16_384
 MAX_NAMED_NODES = 10
 """Nodes that a message names; it counts the others."""
 COUNTS_INTERVAL_S = 5.0
@@ -75,8 +77,6 @@ class PoolStatusInput:
     nodes: Sequence[node_facts.NodeFacts]
     image_config: machineosconfig.MachineOSConfig | None = None
     image_build: machineosbuild.MachineOSBuild | None = None
-    reports: Mapping[str, node_facts.NodeReport] | None = None
-    """By node. If given, the updated and degraded counts come from them."""
     waiting_reason: str = ""
     """Why no further node gets the target now, or empty."""
     progress_message: str = ""
@@ -85,6 +85,8 @@ class PoolStatusInput:
     """Why the rollout cannot continue without a user."""
     image_tag: object_meta.Condition | None = None
     """OSImageResolved; None for a pool that never had a tag."""
+    open_labels: tuple[str, ...] = ()
+    """Labels in the selectors of waves that a node may set on itself."""
     stalled_message: str = ""
     """Why the rollout exceeds its progress deadline; empty while it does not."""
 
@@ -100,32 +102,23 @@ class PoolStatus(codec.JsonObject, where="status"):
 
 
 def count_nodes(
-    nodes: Iterable[node_facts.NodeFacts],
-    target: node_facts.RolloutTarget,
-    reports: Mapping[str, node_facts.NodeReport] | None = None,
+    nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget
 ) -> PoolCounts:
-    """Count the nodes by their annotations or, if given, by their reports."""
+    """Count the nodes by their annotations."""
     total = updated = ready = unavailable = degraded = 0
     for node in nodes:
         has_target = node.is_updated_to(target)
-        if reports is None:
-            is_updated, is_degraded = has_target, node.is_degraded
-        else:
-            report = reports.get(node.name)
-            is_degraded = report is not None and report.degraded_message is not None
-            is_updated = report is not None and report.is_updated_to(target) and not is_degraded
         total += 1
-        updated += is_updated
-        # Also beside reports: they lag behind the annotations (GetMachinesByState).
+        updated += has_target
         ready += has_target and node.is_in_service
         unavailable += node.is_unavailable
-        degraded += is_degraded
+        degraded += node.is_degraded
     return PoolCounts(total, updated, ready, unavailable, degraded)
 
 
 def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
     """Compute the pool's status; ``now`` (RFC 3339) becomes the time of changed conditions."""
-    counts = count_nodes(status_input.nodes, status_input.target, status_input.reports)
+    counts = count_nodes(status_input.nodes, status_input.target)
     is_complete = (
         _has_known_goal(status_input)
         and counts.updated == counts.ready == counts.total
@@ -142,6 +135,7 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
             status_input.image_config, status_input.image_build, before.get(IMAGE_BUILD_DEGRADED)
         ),
         *(() if status_input.image_tag is None else (status_input.image_tag,)),
+        *_compute_open_waves(status_input, before),
     ]
     conditions = {**before, **{condition.type: condition for condition in computed}}
     degraded = _compute_degraded(status_input, conditions)
@@ -165,6 +159,22 @@ def compute_status(status_input: PoolStatusInput, *, now: str) -> PoolStatus:
         conditions=object_meta.merge_conditions(status_input.pool.conditions, computed, now=now),
         observed_generation=status_input.pool.metadata.generation,
     )
+
+
+def _compute_open_waves(
+    status_input: PoolStatusInput, before: Mapping[str, object_meta.Condition]
+) -> Iterator[object_meta.Condition]:
+    """Yield a warning; nothing for a pool that never had one."""
+    if status_input.open_labels:
+        message = (
+            f"canary.nodeSelector of RolloutPolicy {status_input.pool.rollout_policy} uses "
+            f"{', '.join(status_input.open_labels[:MAX_NAMED_NODES])}, which each node can set on "
+            "itself to become a canary: use a label such as "
+            "node-restriction.kubernetes.io/canary, which only users can set"
+        )
+        yield object_meta.Condition(OPEN_WAVE_SELECTOR, "True", "NodesMaySetLabel", message)
+    elif OPEN_WAVE_SELECTOR in before:
+        yield object_meta.Condition(OPEN_WAVE_SELECTOR, "False", "AsExpected")
 
 
 def _has_known_goal(status_input: PoolStatusInput) -> bool:
@@ -239,22 +249,13 @@ def _compute_node_degraded(
     if not counts.degraded:
         return object_meta.Condition(NODE_DEGRADED, "False", "NoNodeDegraded")
     sentences = [
-        _format_node_message(node.name, message)
+        _format_node_message(node.name, node.reason)
         for node in status_input.nodes
-        if (message := _find_message(node, status_input.reports)) is not None
+        if node.is_degraded
     ]
     more = len(sentences) - MAX_NAMED_NODES
     named = ", ".join(sentences[:MAX_NAMED_NODES]) + (f", and {more} more" if more > 0 else "")
-    return object_meta.Condition(NODE_DEGRADED, "True", "NodesDegraded", named)
-
-
-def _find_message(
-    node: node_facts.NodeFacts, reports: Mapping[str, node_facts.NodeReport] | None
-) -> str | None:
-    report = None if reports is None else reports.get(node.name)
-    if report is not None and report.degraded_message is not None:
-        return node.reason or report.degraded_message
-    return node.reason if reports is None and node.is_degraded else None
+    return object_meta.Condition(NODE_DEGRADED, "True", "NodesDegraded", named[:_MESSAGE_CHARS])
 
 
 def _format_node_message(node: str, message: str) -> str:

@@ -107,14 +107,8 @@ class LockServer(codec.JsonObject):
 
     @property
     def text(self) -> str:
-        """Format for an annotation, as `from_text` parses it."""
+        """Format for the annotation of a node."""
         return f"{self.group} {self.url}"
-
-    @classmethod
-    def from_text(cls, text: str) -> "LockServer | None":
-        """Parse an annotation value; None when it names no server."""
-        group, _, url = text.partition(" ")
-        return cls(url, group) if group and url else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ controller process continues where this one stopped.
 it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 from typing import Annotated
 
+from treenail import errors
+from treenail.api import decode
 from treenail.controllers.pools import maintenance_windows, node_facts, rollout_policy
 from treenail.encoding import codec
 
@@ -58,9 +60,8 @@ ROLLOUT_STATUS = "rollout"
 """Field of a pool's status with the record. Only the rollout controller may write it."""
 
 MAX_ACKNOWLEDGED = 500
-GRACE_S = 60.0
-"""Time for a degraded agent to react to a new target before its state counts as a failure."""
-
+MAX_RECORDED_NODES = 5000
+"""Nodes of one pool whose times the record has. Kubernetes supports as many in a cluster."""
 _REASON_LIMIT = 400
 
 
@@ -70,6 +71,30 @@ class NodeFailure:
 
     node: str
     reason: str
+
+
+class _NodeBatch(codec.Shape):
+    """Nodes with the same time. A merge patch replaces a list, and would extend a map."""
+
+    at: _Seconds
+    nodes: tuple[str, ...]
+
+
+def _read_times(batches: tuple[_NodeBatch, ...]) -> Mapping[str, float]:
+    times = [(name, batch.at) for batch in batches for name in batch.nodes]
+    return dict(times[-MAX_RECORDED_NODES:])
+
+
+def _write_times(times: Mapping[str, float]) -> list[decode.Json]:
+    names: dict[int, list[str]] = {}
+    for name, at in times.items():
+        names.setdefault(int(at), []).append(name)
+    return [{"at": at, "nodes": names[at]} for at in sorted(names)]
+
+
+_NodeTimes = Annotated[
+    Mapping[str, float], codec.Via(_read_times, _write_times, wire=tuple[_NodeBatch, ...])
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +116,14 @@ class RolloutRecord(codec.JsonObject, where=f"status.{ROLLOUT_STATUS}", omits_de
     """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
     """Nodes whose failure the user acknowledged by resuming, and that have not recovered since."""
+    assigned: _NodeTimes | None = field(default=None, compare=False)
+    """When the controller assigned the target to each node; None in the record of an older version.
+
+    A node can write its own Node: only nodes in here count for waves, failures and deadlines. Times
+    before ``began_at`` are of nodes that did not finish another target.
+    """
+    prestaging: _NodeTimes = field(default_factory=dict, compare=False)
+    """When the controller requested each node to prestage the target."""
     began_at: _Seconds | None = field(default=None, compare=False)
     """When the target was first seen; None in the record of an older version."""
     completed_at: _Seconds | None = field(default=None, compare=False)
@@ -99,6 +132,46 @@ class RolloutRecord(codec.JsonObject, where=f"status.{ROLLOUT_STATUS}", omits_de
         tuple[PastRollout, ...], codec.Via(lambda history: history[:MAX_PAST_ROLLOUTS])
     ] = field(default=(), compare=False)
     """The rollouts before, the latest first."""
+
+    @property
+    def assigned_now(self) -> Mapping[str, float]:
+        """When the controller assigned this target, without the times of other targets."""
+        since = self.began_at or 0.0
+        return {name: at for name, at in (self.assigned or {}).items() if at >= since}
+
+
+def apply_record(
+    status: Mapping[str, object], nodes: Iterable[node_facts.NodeFacts]
+) -> tuple[node_facts.NodeFacts, ...]:
+    """Return the nodes with the times of the record in the status of their pool, if it is valid."""
+    try:
+        record = RolloutRecord.from_json(status.get(ROLLOUT_STATUS, {}))
+    except errors.ConfigError:
+        return tuple(nodes)
+    known = record.assigned_now
+    return tuple(_apply_times(record, known, node) for node in nodes)
+
+
+def _apply_times(
+    record: RolloutRecord, known: Mapping[str, float], node: node_facts.NodeFacts
+) -> node_facts.NodeFacts:
+    requested_at = record.prestaging.get(node.name)
+    started_at = (record.assigned or {}).get(node.name)
+    if node.is_assigned(record.target):
+        # The record of an older version does not say which nodes the controller assigned.
+        unknown_at = (record.began_at or 0.0) if record.assigned is None else None
+        started_at = known.get(node.name, unknown_at)
+    if started_at is requested_at is None:
+        return node
+    return replace(node, started_at=started_at, prestage_requested_at=requested_at)
+
+
+def record_assignment(
+    record: RolloutRecord, nodes: Iterable[node_facts.NodeFacts], now: float
+) -> RolloutRecord:
+    """Return the record after an assignment; a node that undid an earlier one gains no time."""
+    new = {node.name: node.compute_start(float(int(now))) for node in nodes}
+    return replace(record, assigned={**(record.assigned or {}), **new, **record.assigned_now})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +211,13 @@ def advance_record(
             image_changed_at=_compute_image_change(record, target, now),
             began_at=float(int(now)),
             history=() if record is None else _archive_rollout(record, now),
+            assigned={} if record is None else record.assigned or {},
         )
     # A kind of an older version drops ``beganAt``, and would drop ``completedAt`` at each write.
     if record.completed_at is None and record.began_at is not None:
         is_complete = bool(nodes) and all(node.is_updated_to(target) for node in nodes)
         record = replace(record, completed_at=float(int(now)) if is_complete else None)
+    record = _update_times(record, policy, nodes)
     if policy.max_failures is None:
         # The user removed the policy, and with it the limit that halted the rollout.
         record = replace(record, halted_by=None)
@@ -170,6 +245,27 @@ def advance_record(
             return record
         record = replace(record, wave=record.wave + 1, settled_at=None)
     return record
+
+
+def _update_times(
+    record: RolloutRecord,
+    policy: rollout_policy.RolloutPolicy,
+    nodes: Iterable[node_facts.NodeFacts],
+) -> RolloutRecord:
+    """Drop the times of nodes that left, and after the rollout of those that are updated."""
+    if record.assigned is None and record.began_at is None:
+        return record
+    is_over = record.completed_at is not None and record.wave >= len(policy.waves)
+    by_name = {node.name: node for node in nodes}
+    started = {node.name: node.started_at for node in nodes if node.started_at is not None}
+    current = record.assigned_now
+    assigned = {
+        name: at
+        for name, at in (started if record.assigned is None else record.assigned).items()
+        if name in by_name and not (by_name[name].is_done and (is_over or name not in current))
+    }
+    prestaging = {name: at for name, at in record.prestaging.items() if name in by_name}
+    return replace(record, assigned=assigned, prestaging=prestaging)
 
 
 def _drop_recovered(record: RolloutRecord, nodes: Sequence[node_facts.NodeFacts]) -> RolloutRecord:
@@ -250,7 +346,10 @@ def find_failures(
     *,
     now: float,
 ) -> tuple[NodeFailure, ...]:
-    """Return the nodes that failed on the target, in the order of their assignment."""
+    """Return the nodes that failed on the target, in the order of their assignment.
+
+    Only nodes that the controller assigned, or requested to prestage, can fail.
+    """
     failures = sorted(
         (node.started_at or 0.0, node.name, reason)
         for node in nodes
@@ -282,7 +381,7 @@ def compute_next_check_s(
     times = [
         at
         for node in nodes
-        if node.is_assigned(target)
+        if _is_own(node, target)
         and (at := _compute_failure_time(node, policy)) is not None
         and at > now
     ]
@@ -299,10 +398,12 @@ def _describe_failure(
 ) -> str:
     """Describe why the node counts as failed on the target; empty when it does not."""
     if not node.is_assigned(target):
-        if node.prestage_target != target or not node.prestage_error:
+        if node.prestage_requested_at is None or node.prestage_target != target:
+            return ""
+        if not node.prestage_error:
             return ""
         return f"prestaging failed: {node.prestage_error}"[:_REASON_LIMIT]
-    at = _compute_failure_time(node, policy)
+    at = _compute_failure_time(node, policy) if _is_own(node, target) else None
     if at is None or now < at:
         return ""
     if node.is_degraded:
@@ -329,8 +430,7 @@ def _compute_failure_time(
     """Compute since or from when the node's present state is a failure; None when it is none."""
     started = node.started_at or 0.0
     if node.is_degraded:
-        # Until the agent has seen its new target, it still reports the result of the previous one.
-        return started + GRACE_S if node.was_degraded else started
+        return started
     if node.is_healthy or policy.reboot_timeout_s is None or node.started_at is None:
         return None
     return _find_unhealthy_since(node) + policy.reboot_timeout_s
@@ -347,9 +447,11 @@ def _compute_capacity(
     target: node_facts.RolloutTarget,
 ) -> WaveCapacity:
     wave_members = find_wave_members(wave, nodes)
-    size = min(wave.share.compute_count(len(nodes)), len(wave_members))
-    assigned = sum(node.is_assigned(target) for node in wave_members)
-    return WaveCapacity(len(wave_members), size, assigned)
+    # A node that the controller did not assign tests nothing, and takes no place of the wave.
+    own = [node for node in wave_members if _is_own(node, target)]
+    others = sum(not node.is_assigned(target) for node in wave_members)
+    size = min(wave.share.compute_count(len(nodes)), len(own) + others)
+    return WaveCapacity(len(wave_members), size, len(own))
 
 
 def _is_settled(
@@ -364,8 +466,13 @@ def _is_settled(
     return all(
         (node.is_updated_to(target) and node.is_healthy) or node.name in failed
         for node in nodes
-        if node.is_assigned(target)
+        if _is_own(node, target)
     )
+
+
+def _is_own(node: node_facts.NodeFacts, target: node_facts.RolloutTarget) -> bool:
+    """Return whether the node has the target because the controller assigned it."""
+    return node.started_at is not None and node.is_assigned(target)
 
 
 DEFAULT_NODE_S = 600.0
@@ -377,7 +484,10 @@ _MAX_WINDOWS = 400
 def estimate_node_s(
     nodes: Iterable[node_facts.NodeFacts], target: node_facts.RolloutTarget
 ) -> float:
-    """Estimate the time from assignment to Ready: the median of the updated nodes."""
+    """Estimate the time from assignment to Ready: the median of the updated nodes.
+
+    With the default as one more value, and with two nodes at least, no single node decides it.
+    """
     durations = [
         node.ready_changed_at - node.started_at
         for node in nodes
@@ -386,7 +496,7 @@ def estimate_node_s(
         and node.ready_changed_at > node.started_at
         and node.is_updated_to(target)
     ]
-    return median(durations) if durations else DEFAULT_NODE_S
+    return median((*durations, DEFAULT_NODE_S)) if len(durations) > 1 else DEFAULT_NODE_S
 
 
 def estimate_remaining_s(

@@ -16,6 +16,7 @@ from treenail.controllers.pools import (
     pool_views,
     registry_requests,
     rollout_policy,
+    rollout_record,
 )
 from treenail.controllers.rollout import external_gates, image_tag_updater, pool_metrics, reconcile
 from treenail.controllers.runtime import controller_metrics, informer_set
@@ -100,7 +101,9 @@ class RolloutController:
         self._pool_metrics = (
             None
             if metrics is None
-            else pool_metrics.PoolMetrics(metrics, clock, self._read_all_pools)
+            else pool_metrics.PoolMetrics(
+                metrics, clock, self._read_all_pools, self._find_assignment_time
+            )
         )
         self._informers: informer_set.InformerSet | None = None
         self._pools: informer_set.InformerView[pool_membership.ObservedPool] | None = None
@@ -263,6 +266,13 @@ class RolloutController:
     def _read_all_pools(self) -> list[pool_membership.PoolSnapshot]:
         snapshots = (self._index.read_pool(name) for name in sorted(self._index.get_pool_names()))
         return [snapshot for snapshot in snapshots if snapshot is not None]
+
+    def _find_assignment_time(self, node: node_facts.NodeFacts) -> float | None:
+        """Return when the controller assigned the node its target; None if it did not."""
+        pools = map(self._find_pool, self._index.find_pools(node.name, node.labels))
+        statuses = (observed.pool.status for observed in pools if observed is not None)
+        nodes = (rollout_record.apply_record(status, [node])[0] for status in statuses)
+        return next((node.started_at for node in nodes if node.started_at is not None), None)
 
     def _enqueue_pools(self, enqueue: Callable[[str], None]) -> None:
         """Let each pool report that nothing is assigned, and look again until that is over."""

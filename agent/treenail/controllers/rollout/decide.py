@@ -6,6 +6,7 @@ image before the first node is drained.
 """
 
 import json
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -43,6 +44,8 @@ class PrestageRequests:
     """Nodes whose request is obsolete."""
     waiting_reason: str = ""
     """Why no node may be drained yet, or empty."""
+    requeue_after_s: float | None = field(default=None, compare=False)
+    """Delay until a node no longer holds the others up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def decide_rollout(
             waiting_reason="waiting: the image changed, and MachineConfigs may change with it",
             requeue_after_s=settle_s,
         )
-    prestage = decide_prestage_requests(policy, nodes, image_verdict.target, is_stopped=is_stopped)
+    prestage = decide_prestage_requests(policy, nodes, record, now=now, is_stopped=is_stopped)
     if record.halted_by is not None:
         # Prestaged images stay: the user may resume the rollout.
         failed = {
@@ -171,7 +174,13 @@ def decide_rollout(
         decision = situation.build_decision(waiting_reason=prestage.waiting_reason)
     else:
         decision = _select_nodes(situation)
-    return replace(_add_stall(situation, decision), prestage=prestage)
+    new = dict.fromkeys(prestage.nodes_to_request, float(int(now)))
+    requested = {} if is_stopped else {**new, **record.prestaging}
+    decision = _add_stall(
+        replace(situation, record=replace(record, prestaging=requested)), decision
+    )
+    times = [at for at in (decision.requeue_after_s, prestage.requeue_after_s) if at is not None]
+    return replace(decision, prestage=prestage, requeue_after_s=min(times, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +343,14 @@ def _choose_candidates(situation: _RolloutSituation) -> Sequence[node_facts.Node
     )
     # Blocked nodes go last; the sort is stable, so it keeps the order otherwise.
     others = sorted(ordered, key=lambda node: node.name in situation.blocked_nodes)
-    return [*redirected, *(*failing, *others)[: candidates.capacity]]
+    # A node that undid its assignment, or reports an update that the controller did not assign,
+    # would otherwise always be the first.
+    since = situation.now - node_facts.GRACE_S
+    last = {node.name for node in redirected if node.started_at is None}
+    last |= {name for name, at in situation.record.assigned_now.items() if at < since}
+    ranked = sorted((*failing, *others), key=lambda node: node.name in last)
+    chosen = (*redirected, *ranked[: candidates.capacity])
+    return sorted(chosen, key=lambda node: node.name in last)
 
 
 def _check_windows(situation: _RolloutSituation) -> tuple[str, float | None]:
@@ -399,11 +415,16 @@ def _build_halt_problem(
 def decide_prestage_requests(
     policy: rollout_policy.RolloutPolicy,
     nodes: Sequence[node_facts.NodeFacts],
-    target: node_facts.RolloutTarget,
+    record: rollout_record.RolloutRecord,
     *,
+    now: float,
     is_stopped: bool,
 ) -> PrestageRequests:
-    """Decide which nodes prestage the target; withdraw all requests when ``is_stopped``."""
+    """Decide which nodes prestage the target; withdraw all requests when ``is_stopped``.
+
+    No node waits for one that has neither the image nor an error after ``progressDeadline``.
+    """
+    target = record.target
     max_parallel = None if is_stopped else policy.prestage_max_parallel
     if max_parallel is None or not target.image:
         return PrestageRequests(
@@ -416,7 +437,17 @@ def decide_prestage_requests(
         node for node in serving if node.prestage_target != target and _is_pulling(node, target)
     ]
     idle = [node for node in serving if not _is_pulling(node, target)]
-    pulling = [node for node in serving if _is_pulling(node, target) and not node.prestage_error]
+    # A node that removed its request goes behind those without any.
+    idle.sort(key=lambda node: node.prestage_requested_at is not None)
+    left_s = {
+        node.name: (node.prestage_requested_at or record.began_at or now)
+        + (policy.progress_deadline_s or math.inf)
+        - now
+        for node in serving
+        if node.prestage_requested_at is not None or _is_pulling(node, target)
+    }
+    on_time = [node for node in serving if left_s.get(node.name, math.inf) > 0]
+    pulling = [node for node in on_time if _is_pulling(node, target) and not node.prestage_error]
     chosen = [*retargeted, *idle[: max(max_parallel - len(pulling), 0)]]
     stale = [
         node
@@ -424,9 +455,9 @@ def decide_prestage_requests(
         if node.prestage_target is not None
         and (node.is_assigned(target) or not _is_pulling(node, target))
     ]
-    has_begun = any(node.is_assigned(target) for node in nodes)
+    has_begun = any(node.is_assigned(target) and node.started_at is not None for node in nodes)
     pending = [
-        node for node in serving if not node.prestage_error or node.prestage_target != target
+        node for node in on_time if not node.prestage_error or node.prestage_target != target
     ]
     waiting = ""
     if pending and not has_begun:
@@ -434,7 +465,10 @@ def decide_prestage_requests(
         waiting = f"waiting: {staged} of {len(nodes)} nodes have prestaged the image"
     names = _get_names(chosen)
     return PrestageRequests(
-        names, tuple(name for name in _get_names(stale) if name not in names), waiting
+        names,
+        tuple(name for name in _get_names(stale) if name not in names),
+        waiting,
+        min((seconds for seconds in left_s.values() if 0 < seconds < math.inf), default=None),
     )
 
 

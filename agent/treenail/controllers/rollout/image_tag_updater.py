@@ -123,8 +123,8 @@ class ImageTagUpdater:
     ) -> None:
         tag = pool.os_image_tag
         assert tag is not None
-        labels = {node.labels.get(node_facts.ARCHITECTURE_LABEL, "") for node in nodes} - {""}
-        architectures = frozenset(labels or {DEFAULT_ARCHITECTURE})
+        known = node_facts.find_architectures(node.architecture for node in nodes)
+        architectures = known or frozenset({DEFAULT_ARCHITECTURE})
         self._requests.ask(
             pool.name,
             question.image,

@@ -38,9 +38,15 @@ class LockManager:
     """Locks of the nodes of all pools. Thread-safe for different pools."""
 
     def __init__(
-        self, gates: Gates, writer: RolloutWriter, pools: expected_writes.ExpectedPools
+        self,
+        gates: Gates,
+        writer: RolloutWriter,
+        pools: expected_writes.ExpectedPools,
+        list_servers: Callable[[], Collection[rollout_policy.LockServer]],
     ) -> None:
+        """``list_servers`` returns the lock servers of all policies."""
         self._gates = gates
+        self._list_servers = list_servers
         self._writer = writer
         self._pools = pools
         self._lock = threading.Lock()
@@ -92,10 +98,10 @@ class LockManager:
             return result
         members = tuple(members)
         names = {node.name for node in members}
-        annotated = (lock for lock in find_annotated_locks(members) if lock not in locks)
+        annotated = find_annotated_locks(members, self._list_servers())
         released = [
             lock
-            for lock in find_releasable_locks((*locks, *annotated), find_node, busy)
+            for lock in find_releasable_locks(dict.fromkeys((*locks, *annotated)), find_node, busy)
             # The pool that the node moved to releases it.
             if (lock.holder.name not in names and self._was_requested_by_another(lock, pool.name))
             or self._release_lock(lock, find_node(lock.holder.name), result)
@@ -111,7 +117,7 @@ class LockManager:
     def release_orphan(self, node: node_facts.NodeFacts) -> os_image.GateAnswer:
         """Release the lock in the annotation of a node that is in no pool; None when done."""
         result = LockResult(MachineConfigPool.from_json({}))
-        for lock in find_annotated_locks([node]):
+        for lock in find_annotated_locks([node], self._list_servers()):
             if is_at_rest(node):
                 self._release_lock(lock, node, result)
         if result.errors:

@@ -1,8 +1,8 @@
 """Locks of FleetLock servers: which nodes may hold one, and which locks to release.
 
 A lock is recorded in the status of the pool before it is requested. So no lock is lost when the
-process ends between both, when the node is deleted or when it leaves the pool. The annotation of
-the node has the same information for a pool that is deleted.
+process ends between both, when the node is deleted or when it leaves the pool. For a pool that is
+deleted, the annotation of the node says which server of a RolloutPolicy granted the lock.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -64,12 +64,18 @@ def find_releasable_locks(
     return tuple(releasable)
 
 
-def find_annotated_locks(nodes: Iterable[node_facts.NodeFacts]) -> tuple[NodeLock, ...]:
-    """Read the locks in the annotations of the nodes."""
+def find_annotated_locks(
+    nodes: Iterable[node_facts.NodeFacts], servers: Iterable[rollout_policy.LockServer]
+) -> tuple[NodeLock, ...]:
+    """Find the locks in the annotations of the nodes, of these servers only.
+
+    A node can write its annotation, and must not choose where the controller sends requests.
+    """
+    by_text = {server.text: server for server in servers}
     return tuple(
-        NodeLock(server, get_holder(node))
+        NodeLock(by_text[node.locked_by], get_holder(node))
         for node in nodes
-        if (server := rollout_policy.LockServer.from_text(node.locked_by)) is not None
+        if node.locked_by in by_text
     )
 
 

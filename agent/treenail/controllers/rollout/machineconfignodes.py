@@ -12,7 +12,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfignode, object_meta, pullspec
 from treenail.api.component_names import PART_OF_LABELS
-from treenail.controllers.pools import pool_index, pool_membership
+from treenail.controllers.pools import node_facts, pool_index, pool_membership
 from treenail.controllers.runtime import informer_set, workers
 from treenail.kube import api_client, resources, watch
 
@@ -30,6 +30,7 @@ class RequestedNode:
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     config: str = ""
+    """Empty unless it is the name of an object: the CRD accepts nothing else."""
     image: str = ""
     """Empty unless it is a pull spec by digest: the CRD accepts nothing else."""
 
@@ -37,12 +38,14 @@ class RequestedNode:
     def from_json(cls, document: decode.Json, *, image_key: str) -> "RequestedNode":
         """Parse a Node; raises `ConfigError`."""
         meta = object_meta.read_metadata(document, "Node")
+        annotations = node_facts.read_annotations(meta)
+        config = annotations.get(key.DESIRED_CONFIG, "")
         return cls(
             name=meta.name,
             uid=meta.uid,
             labels=meta.labels,
-            config=meta.annotations.get(key.DESIRED_CONFIG, ""),
-            image=_normalize_image(meta.annotations.get(image_key, "")),
+            config=config if object_meta.is_object_name(config) else "",
+            image=_normalize_image(annotations.get(image_key, "")),
         )
 
 

@@ -22,8 +22,11 @@ class PoolMetrics:
         metrics: controller_metrics.ControllerMetrics,
         clock: clocks.Clock,
         read_pools: ReadPools,
+        find_start: Callable[[node_facts.NodeFacts], float | None],
     ) -> None:
+        """``find_start`` returns when the controller assigned the node its target, or None."""
         self._clock = clock
+        self._find_start = find_start
         self._read_pools = read_pools
         self._durations = metrics.add_histogram(
             "update_duration_seconds",
@@ -36,10 +39,11 @@ class PoolMetrics:
         self, before: node_facts.NodeFacts | None, after: node_facts.NodeFacts | None
     ) -> None:
         """Record the duration of an update that ends with this change of the node."""
-        if before is None or after is None or after.started_at is None:
+        if before is None or after is None or not (after.is_done and not before.is_done):
             return
-        if after.is_done and not before.is_done and before.desired_config:
-            self._durations.observe(max(0.0, self._clock.now() - after.started_at))
+        started_at = self._find_start(after) if before.desired_config else None
+        if started_at is not None:
+            self._durations.observe(max(0.0, self._clock.now() - started_at))
 
 
 def compute_pool_tables(

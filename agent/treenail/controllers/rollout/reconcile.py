@@ -14,6 +14,7 @@ from treenail.api import machineconfigpool, object_meta
 from treenail.controllers.pools import (
     expected_writes,
     node_facts,
+    node_selection,
     os_image,
     pool_membership,
     pool_status,
@@ -176,7 +177,9 @@ class RolloutReconciler:
             parallel_map=parallel_map,
             image_key=settings.image_key,
         )
-        self._locks = lock_manager.LockManager(gates, self._writer, self._pools)
+        self._locks = lock_manager.LockManager(
+            gates, self._writer, self._pools, self._list_lock_servers
+        )
         self._tags = (
             None
             if tags is None
@@ -196,6 +199,8 @@ class RolloutReconciler:
         if snapshot is None:
             return self._forget_pool(name)
         pool = self._pools.get_latest(snapshot.observed.pool)
+        nodes = rollout_record.apply_record(pool.status, snapshot.nodes)
+        snapshot = replace(snapshot, nodes=nodes)
         overlaid = self._expected.overlay_nodes(snapshot.nodes)
         image = self._caches.find_build(pool)
         # Counts and messages refer to the built image also while the gate is closed.
@@ -226,6 +231,12 @@ class RolloutReconciler:
     def forget_node(self, name: str) -> None:
         """Forget a deleted node."""
         self._expected.forget_node(name)
+
+    def _list_lock_servers(self) -> list[rollout_policy.LockServer]:
+        servers = (
+            observed.policy.lock_server for observed in self._caches.list_policies().values()
+        )
+        return [server for server in servers if server is not None]
 
     def _refresh_tag(self, sync: _PoolSync) -> None:
         """Resolve the tag of the pool, so that the decision sees the recorded image."""
@@ -331,36 +342,51 @@ class RolloutReconciler:
             yield waiting
 
     def _apply_decision(self, sync: _PoolSync) -> None:
-        record = sync.decision.record
-        stored = sync.pool.status.get(rollout_record.ROLLOUT_STATUS)
+        chosen = self._choose_nodes(sync)
         # The record is written before any node: another process must know how far this one got.
-        if record is not None and record.to_json() != stored:
-            try:
-                written = self._writer.write_record(sync.pool, record)
-            except ClusterError as error:
-                sync.record_error(error)
-                return
-            sync.pool = self._pools.record_write(sync.pool, written)
-        self._assign_nodes(sync)
+        if not self._write_record(sync, chosen):
+            return
+        self._assign_nodes(sync, chosen)
         self._update_prestage(sync)
         self._copy_settings(sync)
         self._release_locks(sync)
         sync.nodes = self._expected.overlay_nodes(sync.snapshot.nodes)
 
-    def _assign_nodes(self, sync: _PoolSync) -> None:
+    def _write_record(self, sync: _PoolSync, chosen: Sequence[node_facts.NodeFacts]) -> bool:
+        """Write the record with the nodes to assign; return whether the pool has it."""
+        record = sync.decision.record
+        if record is None:
+            return True
+        if chosen:
+            record = rollout_record.record_assignment(record, chosen, sync.now)
+        if record.to_json() == sync.pool.status.get(rollout_record.ROLLOUT_STATUS):
+            return True
+        try:
+            written = self._writer.write_record(sync.pool, record)
+        except ClusterError as error:
+            sync.record_error(error)
+            return False
+        sync.pool = self._pools.record_write(sync.pool, written)
+        return True
+
+    def _choose_nodes(self, sync: _PoolSync) -> Sequence[node_facts.NodeFacts]:
+        """Return the nodes to assign now, with their locks."""
         decision = sync.decision
         if decision.target is None:
-            return
-        chosen = [*self._find_unconfirmed(sync, decision.target)]
+            return ()
         by_name = {node.name: node for node in sync.nodes}
         nodes = [by_name[name] for name in decision.nodes_to_assign]
         server = sync.policy.lock_server
-        chosen += nodes if server is None else self._acquire_locks(sync, server, nodes)
-        if not chosen:
+        granted = nodes if server is None else self._acquire_locks(sync, server, nodes)
+        return (*self._find_unconfirmed(sync, decision.target), *granted)
+
+    def _assign_nodes(self, sync: _PoolSync, chosen: Sequence[node_facts.NodeFacts]) -> None:
+        target, server = sync.decision.target, sync.policy.lock_server
+        if target is None or not chosen:
             return
         for error in self._writer.assign_target(
             chosen,
-            decision.target,
+            target,
             sync.pool.name,
             lock_server="" if server is None else server.text,
             settings=writer.build_settings(sync.pool, sync.policy),
@@ -493,6 +519,7 @@ class RolloutReconciler:
             stalled_message=sync.decision.stalled_message,
             problem=problem,
             image_tag=sync.image_tag,
+            open_labels=node_selection.find_open_labels(sync.policy),
         )
         return pool_status.compute_status(status_input, now=now)
 

@@ -293,8 +293,6 @@ class RolloutWriter:
         own = dict(annotations)
         if node.prestage_target is not None:
             own |= _CLEARED_PRESTAGE_ANNOTATIONS
-        if node.is_degraded or node.was_degraded:
-            own[node_facts.WAS_DEGRADED] = "true" if node.is_degraded else None
         body: decode.Json = {
             "metadata": {"resourceVersion": node.resource_version, "annotations": own}
         }

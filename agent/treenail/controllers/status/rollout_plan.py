@@ -231,17 +231,14 @@ def _plan_pool(
 ) -> RolloutPlan:
     if observed.error is not None:
         raise observed.error
+    nodes = rollout_record.apply_record(observed.pool.status, nodes)
     pool, config, sources = _render_target(snapshot, observed.pool)
     pool_membership.check_supported_fields(pool)
     image = planned_build.plan_pool_build(
         planned_build.PoolBuildFacts(
             pool,
             config,
-            frozenset(
-                architecture
-                for node in nodes
-                if (architecture := node.labels.get(node_facts.ARCHITECTURE_LABEL))
-            ),
+            node_facts.find_architectures(node.architecture for node in nodes),
             snapshot.configs,
             tuple(snapshot.image_configs.values()),
             tuple(snapshot.image_builds.values()),

@@ -303,6 +303,7 @@ def _build_pool_row(
     pool = observed.pool
     conditions = {condition.type: condition for condition in pool.conditions}
     record = _read_record(pool)
+    nodes = rollout_record.apply_record(pool.status, nodes)
     target = node_facts.RolloutTarget(pool.configuration.name)
     if record is not None and record.target.config == target.config:
         target = record.target
@@ -440,7 +441,7 @@ def _build_node_row(
         desired=node_facts.RolloutTarget(node.desired_config, node.desired_image),
         is_in_service=node.is_in_service,
         is_idle=node.is_done and node.is_in_service,
-        reason=_choose_reason(node, now),
+        reason=_choose_reason(node, target, now),
         phase=phase,
         percent=_compute_percent(phase, node.progress.percent),
         staging_percent=node.progress.percent,
@@ -459,11 +460,17 @@ def _build_disputed_row(
     return replace(row, is_idle=False, reason=reason, phase=CONFLICT, percent=0)
 
 
-def _choose_reason(node: node_facts.NodeFacts, now: float) -> str:
+def _choose_reason(node: node_facts.NodeFacts, target: node_facts.RolloutTarget, now: float) -> str:
     if node.is_done and node.prestage_error:
         return node.prestage_error
     if node.reason and not node.is_done:
         return node.reason
+    if (
+        target.image
+        and node.architecture
+        and not node_facts.find_architectures([node.architecture])
+    ):
+        return f"no image is built for its architecture {node.architecture!r}"
     if not node.is_unavailable:
         return ""
     holder = holders.describe_holder(node, now)
