@@ -6,9 +6,7 @@ from hypothesis import given
 
 from tests.api.fuzzing import damaged, fuzz, json_values
 from treenail.api.machineconfignode import (
-    ConditionType,
     MachineConfigNode,
-    build_initial_conditions,
     build_status_apply,
 )
 from treenail.api.object_meta import Condition, ObjectMeta, merge_conditions
@@ -45,18 +43,6 @@ def test_every_field_is_read() -> None:
         observed_generation=4,
         conditions=(Condition("Updated", "True", last_transition_time=EARLY),),
     )
-
-
-def test_initial_conditions_have_not_yet_occurred() -> None:
-    found = build_initial_conditions(EARLY)
-    assert [condition.type for condition in found] == list(ConditionType)
-    assert found[0].to_json() == {
-        "type": "UpdatePrepared",
-        "status": "False",
-        "reason": "NotYetOccurred",
-        "message": "This node has not yet entered the UpdatePrepared phase",
-        "lastTransitionTime": EARLY,
-    }
 
 
 def test_transition_time_changes_only_with_status() -> None:

@@ -25,6 +25,7 @@ from tests.fixtures.clusters import KUBECONFIG
 from tests.records import write_record
 from tests.waiting import wait_until
 from treenail.api import annotations as key
+from treenail.controllers.pools import node_selection
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME
 from treenail.manifests.permissions import CONTROLLER_VERBS, GROUP
@@ -164,13 +165,22 @@ def test_editor_of_pools_has_no_verb_on_nodes_and_configs(shared_kubeconfig: Pat
 
 
 def test_node_cannot_take_the_label_of_another_role(agents: Agents) -> None:
+    # A pool or a wave whose selector has an open label is open to each node.
+    labels = (
+        *("node-role.kubernetes.io/control-plane", "node-restriction.kubernetes.io/x"),
+        *("a.node-restriction.kubernetes.io/x", "example.k8s.io/x", "kubernetes.io/canary"),
+        *("example.com/pool", "canary", "topology.kubernetes.io/zone", "kubernetes.io/hostname"),
+        *("a.kubelet.kubernetes.io/x", "node.kubernetes.io/instance-type", "beta.kubernetes.io/os"),
+    )
     mine = f"/api/v1/nodes/{agents.mine}"
-    for label in ("node-role.kubernetes.io/control-plane", "node-restriction.kubernetes.io/x"):
-        answer = agents.client.patch(mine, {"metadata": {"labels": {label: ""}}})
-        assert answer.code == 403
-    # A pool whose selector has another label is open to each node.
-    answer = agents.client.patch(mine, {"metadata": {"labels": {"example.com/pool": "infra"}}})
-    assert answer.code == 200
+    codes = {
+        label: agents.client.patch(mine, {"metadata": {"labels": {label: "x"}}}).code
+        for label in labels
+    }
+    assert codes == {
+        label: 200 if node_selection.can_node_set_label(label) else 403 for label in labels
+    }
+    assert list(codes.values()).count(403) == 5
 
 
 def test_node_changes_annotations_of_its_own_node_only(agents: Agents) -> None:

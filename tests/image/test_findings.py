@@ -15,7 +15,6 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.errors import ConfigError
 from treenail.image.build_inputs import BuildInputs, describe_hidden_files, find_build_paths
-from treenail.image.build_result import BuildReason
 from treenail.image.input_checks import (
     BuildContext,
     InputFinding,
@@ -320,13 +319,6 @@ def test_config_that_a_job_cannot_see_is_found() -> None:
     finding = only(find_size_findings("rendered-worker-1", 1024 * 1024 + 1))
     assert finding.reason is InputReason.CONFIG_TOO_LARGE
     assert "treenail.io/build-sees-config" in finding.remedy
-
-
-def test_reasons_of_builds_are_those_with_equal_names() -> None:
-    assert {each: each.build_reason for each in InputReason if each.build_reason} == {
-        InputReason.CONTAINERFILE_INVALID: BuildReason.CONTAINERFILE_INVALID,
-        InputReason.CONFIG_NOT_BAKEABLE: BuildReason.CONFIG_NOT_BAKEABLE,
-    }
 
 
 def test_inputs_are_those_of_both_objects() -> None:

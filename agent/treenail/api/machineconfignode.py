@@ -64,16 +64,6 @@ class MachineConfigNode(codec.JsonObject, where=KIND):
         return bool(self.current_image or self.reported_image)
 
 
-def build_initial_conditions(now: str) -> tuple[object_meta.Condition, ...]:
-    """Build the conditions of a node without an update; ``now`` is RFC 3339."""
-    return tuple(
-        object_meta.Condition(
-            kind, "False", NOT_YET_OCCURRED, f"This node has not yet entered the {kind} phase", now
-        )
-        for kind in ConditionType
-    )
-
-
 def build_status_apply(
     node: str,
     conditions: Iterable[object_meta.Condition],

@@ -43,15 +43,6 @@ class InputReason(StrEnum):
     # Likewise.
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105
 
-    @property
-    def build_reason(self) -> build_result.BuildReason | None:
-        """The reason of a build that fails for the same cause; None if no build can have it."""
-        return (
-            build_result.BuildReason(self.value)
-            if self.value in tuple(build_result.BuildReason)
-            else None
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class InputFinding:

@@ -35,12 +35,13 @@ BOTH = ("amd64", "arm64")
 
 @contextmanager
 def open_pool(directory: Path, registry: RegistryService) -> Iterator[BuildSite]:
-    """A pool with a node of each architecture, and a base image for both."""
+    """A pool with a node of each architecture, a base image for both, and a node that lies."""
     with open_site(directory, registry) as found:
         found.use_base_list(*BOTH)
         found.add_config("rendered-worker-2")
         for name in BOTH:
             found.add_node(f"node-{name}", name)
+        found.add_node("node-odd", "pdp-11")
         found.add_pool(config="rendered-worker-2")
         yield found
 

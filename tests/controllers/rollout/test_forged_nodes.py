@@ -239,7 +239,7 @@ def test_only_nodes_that_the_controller_assigned_can_halt() -> None:
     world.set_pool("worker", "new", STRICT, maxUnavailable=2)
     world.turn()
     (canary,) = world.find_assigned()
-    assert world.status()["rollout"]["assigned"] == [{"at": int(world.seconds), "nodes": [canary]}]
+    assert world.status()["rollout"]["assigned"] == {canary: int(world.seconds)}
     world.change("nodes", EVIL, annotate(DESIRED_CONFIG="new", STATE="Degraded", REASON="no"))
     world.turn(5.0)
     assert "halted" not in world.status()["rollout"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from treenail.controllers.pools.expected_writes import ExpectedPools
 from treenail.controllers.pools.node_facts import LOCKED_BY, NodeFacts
 from treenail.controllers.pools.os_image import GateAnswer, GatePending
-from treenail.controllers.pools.rollout_policy import LockServer
+from treenail.controllers.pools.rollout_policy import LockServer, ObservedPolicy, RolloutPolicy
 from treenail.controllers.rollout.lock_manager import LockManager
 from treenail.controllers.rollout.locks import LockHolder
 from treenail.errors import ConflictError
@@ -43,7 +43,8 @@ class NodeWriter:
 
 
 def keep(servers: LockServers, writer: NodeWriter) -> LockManager:
-    known = [LockServer("http://locks.example.com", "workers")]
+    policy = RolloutPolicy(lock_server=LockServer("http://locks.example.com", "workers"))
+    known = {"locked": ObservedPolicy("locked", policy)}
     return LockManager(servers, writer, ExpectedPools(), lambda: known)  # type: ignore[arg-type]  # what it uses
 
 

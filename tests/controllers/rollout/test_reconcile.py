@@ -51,12 +51,12 @@ def test_assignment_of_degraded_node_records_it() -> None:
     found.change("nodes", "n0", {"metadata": {"annotations": failing}})
     found.turn()
     at = int(found.seconds)
-    assert found.status()["rollout"]["assigned"] == [{"at": at + int(GRACE_S), "nodes": ["n0"]}]
+    assert found.status()["rollout"]["assigned"] == {"n0": at + int(GRACE_S)}
     found.pass_time(600.0)
     found.set_pool("worker", "newer")
     found.turn()
     assert found.find_assigned("newer") == ["n0"]
-    assert found.status()["rollout"]["assigned"] == [{"at": at + 600, "nodes": ["n0"]}]
+    assert found.status()["rollout"]["assigned"] == {"n0": at + 600}
 
 
 def test_image_is_requested_by_the_configured_annotation() -> None:

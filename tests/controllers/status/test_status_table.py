@@ -270,8 +270,7 @@ def test_estimate_is_absent_while_a_node_blocks_the_rollout() -> None:
 def test_estimate_is_absent_when_a_node_takes_much_longer() -> None:
     world = make_world("n0", "n1", policy="{maxFailures: 5}")
     updating = {"type": "Updating", "status": "True", "reason": "RollingOut"}
-    assigned = [{"at": 10**9, "nodes": ["n0"]}]
-    set_conditions(world, updating, rollout={"config": "new", "assigned": assigned})
+    set_conditions(world, updating, rollout={"config": "new", "assigned": {"n0": 10**9}})
     annotate(world, "n0", STATE="Working", DESIRED_CONFIG="new")
     row, late = build(world, 1e9 + 1700)[0], build(world, 1e9 + 1900)[0]
     assert (row.remaining_s, late.remaining_s) == (1200.0, None)
@@ -413,3 +412,12 @@ def test_tag_that_is_not_followed_is_shown_once(*, is_blocked: bool) -> None:
     text = "\n".join(map(str, format_table([row])))
     assert text.count(message) == 1
     assert ("image tag not followed (TagMovedBack): " in text) is not is_blocked
+
+
+def test_row_names_an_architecture_without_images() -> None:
+    world = make_world("n0", "n1")
+    set_conditions(world, rollout={"config": "new", "image": "registry.example.com/os@sha256:1"})
+    for name, architecture in (("n0", "pdp-11"), ("n1", "amd64")):
+        world.change("nodes", name, {"status": {"nodeInfo": {"architecture": architecture}}})
+    reasons = [row.reason for row in build(world)[0].nodes]
+    assert reasons == ["no image is built for its architecture 'pdp-11'", ""]

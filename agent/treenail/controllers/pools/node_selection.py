@@ -19,15 +19,12 @@ from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
-# Those that NodeRestriction lets a kubelet set (well_known_labels.go of the kubelet).
-_KUBELET_DOMAINS = ("kubelet.kubernetes.io", "node.kubernetes.io")
-_KUBELET_LABELS = frozenset(
-    {
-        *(f"kubernetes.io/{name}" for name in ("arch", "hostname", "os")),
-        *(f"beta.kubernetes.io/{name}" for name in ("arch", "instance-type", "os")),
-        *(f"topology.kubernetes.io/{name}" for name in ("region", "zone")),
-        *(f"failure-domain.beta.kubernetes.io/{name}" for name in ("region", "zone")),
-    }
+_RESERVED_LABEL = re.compile(r"([^/]+\.)?(kubernetes|k8s)\.io/.+")
+# The exceptions of NodeRestriction (well_known_labels.go of the kubelet).
+_KUBELET_LABEL = re.compile(
+    r"([^/]+\.)?(kubelet|node)\.kubernetes\.io/.+"
+    r"|kubernetes\.io/hostname|beta\.kubernetes\.io/instance-type|(beta\.)?kubernetes\.io/(arch|os)"
+    r"|(topology|failure-domain\.beta)\.kubernetes\.io/(region|zone)"
 )
 
 # kube-apiserver accepts a percentage with any number of digits.
@@ -114,10 +111,7 @@ def limit_to_quorum(limit: int, nodes: Iterable[node_facts.NodeFacts]) -> int:
 
 def can_node_set_label(label: str) -> bool:
     """Return whether NodeRestriction lets a node set the label on its own Node."""
-    domain = f".{label.rpartition('/')[0]}"
-    if not domain.endswith((".kubernetes.io", ".k8s.io")):
-        return True
-    return label in _KUBELET_LABELS or domain.endswith(tuple(f".{it}" for it in _KUBELET_DOMAINS))
+    return not _RESERVED_LABEL.fullmatch(label) or _KUBELET_LABEL.fullmatch(label) is not None
 
 
 def find_open_labels(policy: rollout_policy.RolloutPolicy) -> tuple[str, ...]:

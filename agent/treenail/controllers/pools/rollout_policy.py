@@ -6,7 +6,7 @@
     kind: RolloutPolicy
     metadata: {name: careful}
     spec:
-      canary: {nodes: 1, soak: 30m, nodeSelector: {matchLabels: {canary: ""}}}
+      canary: {nodes: 1, soak: 30m}
       waves: [10%, 50%]          # updated share of the pool; the rest follows
       soak: 10m                  # between waves
       maxFailures: 0             # one more failed node halts the rollout

@@ -14,7 +14,6 @@ from statistics import median
 from typing import Annotated
 
 from treenail import errors
-from treenail.api import decode
 from treenail.controllers.pools import maintenance_windows, node_facts, rollout_policy
 from treenail.encoding import codec
 
@@ -60,8 +59,6 @@ ROLLOUT_STATUS = "rollout"
 """Field of a pool's status with the record. Only the rollout controller may write it."""
 
 MAX_ACKNOWLEDGED = 500
-MAX_RECORDED_NODES = 5000
-"""Nodes of one pool whose times the record has. Kubernetes supports as many in a cluster."""
 _REASON_LIMIT = 400
 
 
@@ -71,30 +68,6 @@ class NodeFailure:
 
     node: str
     reason: str
-
-
-class _NodeBatch(codec.Shape):
-    """Nodes with the same time. A merge patch replaces a list, and would extend a map."""
-
-    at: _Seconds
-    nodes: tuple[str, ...]
-
-
-def _read_times(batches: tuple[_NodeBatch, ...]) -> Mapping[str, float]:
-    times = [(name, batch.at) for batch in batches for name in batch.nodes]
-    return dict(times[-MAX_RECORDED_NODES:])
-
-
-def _write_times(times: Mapping[str, float]) -> list[decode.Json]:
-    names: dict[int, list[str]] = {}
-    for name, at in times.items():
-        names.setdefault(int(at), []).append(name)
-    return [{"at": at, "nodes": names[at]} for at in sorted(names)]
-
-
-_NodeTimes = Annotated[
-    Mapping[str, float], codec.Via(_read_times, _write_times, wire=tuple[_NodeBatch, ...])
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +89,13 @@ class RolloutRecord(codec.JsonObject, where=f"status.{ROLLOUT_STATUS}", omits_de
     """Since when nodes hold the rollout up although none is updating; None while they do not."""
     acknowledged: tuple[str, ...] = ()
     """Nodes whose failure the user acknowledged by resuming, and that have not recovered since."""
-    assigned: _NodeTimes | None = field(default=None, compare=False)
+    assigned: Mapping[str, int] | None = field(default=None, compare=False)
     """When the controller assigned the target to each node; None in the record of an older version.
 
     A node can write its own Node: only nodes in here count for waves, failures and deadlines. Times
     before ``began_at`` are of nodes that did not finish another target.
     """
-    prestaging: _NodeTimes = field(default_factory=dict, compare=False)
+    prestaging: Mapping[str, int] = field(default_factory=dict, compare=False)
     """When the controller requested each node to prestage the target."""
     began_at: _Seconds | None = field(default=None, compare=False)
     """When the target was first seen; None in the record of an older version."""
@@ -134,7 +107,7 @@ class RolloutRecord(codec.JsonObject, where=f"status.{ROLLOUT_STATUS}", omits_de
     """The rollouts before, the latest first."""
 
     @property
-    def assigned_now(self) -> Mapping[str, float]:
+    def assigned_now(self) -> Mapping[str, int]:
         """When the controller assigned this target, without the times of other targets."""
         since = self.began_at or 0.0
         return {name: at for name, at in (self.assigned or {}).items() if at >= since}
@@ -153,14 +126,14 @@ def apply_record(
 
 
 def _apply_times(
-    record: RolloutRecord, known: Mapping[str, float], node: node_facts.NodeFacts
+    record: RolloutRecord, known: Mapping[str, int], node: node_facts.NodeFacts
 ) -> node_facts.NodeFacts:
     requested_at = record.prestaging.get(node.name)
-    started_at = (record.assigned or {}).get(node.name)
-    if node.is_assigned(record.target):
+    times = known if node.is_assigned(record.target) else record.assigned or {}
+    started_at: float | None = times.get(node.name)
+    if record.assigned is None and node.is_assigned(record.target):
         # The record of an older version does not say which nodes the controller assigned.
-        unknown_at = (record.began_at or 0.0) if record.assigned is None else None
-        started_at = known.get(node.name, unknown_at)
+        started_at = record.began_at or 0.0
     if started_at is requested_at is None:
         return node
     return replace(node, started_at=started_at, prestage_requested_at=requested_at)
@@ -170,7 +143,7 @@ def record_assignment(
     record: RolloutRecord, nodes: Iterable[node_facts.NodeFacts], now: float
 ) -> RolloutRecord:
     """Return the record after an assignment; a node that undid an earlier one gains no time."""
-    new = {node.name: node.compute_start(float(int(now))) for node in nodes}
+    new = {node.name: int(node.compute_start(now)) for node in nodes}
     return replace(record, assigned={**(record.assigned or {}), **new, **record.assigned_now})
 
 
@@ -257,7 +230,7 @@ def _update_times(
         return record
     is_over = record.completed_at is not None and record.wave >= len(policy.waves)
     by_name = {node.name: node for node in nodes}
-    started = {node.name: node.started_at for node in nodes if node.started_at is not None}
+    started = {node.name: int(node.started_at) for node in nodes if node.started_at is not None}
     current = record.assigned_now
     assigned = {
         name: at

@@ -174,7 +174,7 @@ def decide_rollout(
         decision = situation.build_decision(waiting_reason=prestage.waiting_reason)
     else:
         decision = _select_nodes(situation)
-    new = dict.fromkeys(prestage.nodes_to_request, float(int(now)))
+    new = dict.fromkeys(prestage.nodes_to_request, int(now))
     requested = {} if is_stopped else {**new, **record.prestaging}
     decision = _add_stall(
         replace(situation, record=replace(record, prestaging=requested)), decision

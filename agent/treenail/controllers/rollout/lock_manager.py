@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -42,11 +42,10 @@ class LockManager:
         gates: Gates,
         writer: RolloutWriter,
         pools: expected_writes.ExpectedPools,
-        list_servers: Callable[[], Collection[rollout_policy.LockServer]],
+        list_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy]],
     ) -> None:
-        """``list_servers`` returns the lock servers of all policies."""
         self._gates = gates
-        self._list_servers = list_servers
+        self._list_policies = list_policies
         self._writer = writer
         self._pools = pools
         self._lock = threading.Lock()
@@ -98,7 +97,7 @@ class LockManager:
             return result
         members = tuple(members)
         names = {node.name for node in members}
-        annotated = find_annotated_locks(members, self._list_servers())
+        annotated = find_annotated_locks(members, self._list_policies())
         released = [
             lock
             for lock in find_releasable_locks(dict.fromkeys((*locks, *annotated)), find_node, busy)
@@ -117,7 +116,7 @@ class LockManager:
     def release_orphan(self, node: node_facts.NodeFacts) -> os_image.GateAnswer:
         """Release the lock in the annotation of a node that is in no pool; None when done."""
         result = LockResult(MachineConfigPool.from_json({}))
-        for lock in find_annotated_locks([node], self._list_servers()):
+        for lock in find_annotated_locks([node], self._list_policies()):
             if is_at_rest(node):
                 self._release_lock(lock, node, result)
         if result.errors:

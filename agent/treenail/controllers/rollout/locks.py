@@ -5,7 +5,7 @@ process ends between both, when the node is deleted or when it leaves the pool. 
 deleted, the annotation of the node says which server of a RolloutPolicy granted the lock.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -65,13 +65,14 @@ def find_releasable_locks(
 
 
 def find_annotated_locks(
-    nodes: Iterable[node_facts.NodeFacts], servers: Iterable[rollout_policy.LockServer]
+    nodes: Iterable[node_facts.NodeFacts], policies: Mapping[str, rollout_policy.ObservedPolicy]
 ) -> tuple[NodeLock, ...]:
-    """Find the locks in the annotations of the nodes, of these servers only.
+    """Find the locks in the annotations of the nodes, of servers of these policies only.
 
     A node can write its annotation, and must not choose where the controller sends requests.
     """
-    by_text = {server.text: server for server in servers}
+    servers = [observed.policy.lock_server for observed in policies.values()]
+    by_text = {server.text: server for server in servers if server is not None}
     return tuple(
         NodeLock(by_text[node.locked_by], get_holder(node))
         for node in nodes

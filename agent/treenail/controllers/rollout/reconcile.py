@@ -178,7 +178,7 @@ class RolloutReconciler:
             image_key=settings.image_key,
         )
         self._locks = lock_manager.LockManager(
-            gates, self._writer, self._pools, self._list_lock_servers
+            gates, self._writer, self._pools, caches.list_policies
         )
         self._tags = (
             None
@@ -231,12 +231,6 @@ class RolloutReconciler:
     def forget_node(self, name: str) -> None:
         """Forget a deleted node."""
         self._expected.forget_node(name)
-
-    def _list_lock_servers(self) -> list[rollout_policy.LockServer]:
-        servers = (
-            observed.policy.lock_server for observed in self._caches.list_policies().values()
-        )
-        return [server for server in servers if server is not None]
 
     def _refresh_tag(self, sync: _PoolSync) -> None:
         """Resolve the tag of the pool, so that the decision sees the recorded image."""

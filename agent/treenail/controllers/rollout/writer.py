@@ -214,25 +214,16 @@ class RolloutWriter:
         self, pool: machineconfigpool.MachineConfigPool, record: rollout_record.RolloutRecord
     ) -> machineconfigpool.MachineConfigPool:
         """Write the record to the pool's status and return the pool from the response."""
-        # A merge patch keeps fields that it does not name.
-        absent = dict.fromkeys(
-            decode.Fields.from_json(pool.status, "")
-            .get_object(rollout_record.ROLLOUT_STATUS)
-            .values
-        )
-        return self._write_status(
-            pool, {rollout_record.ROLLOUT_STATUS: {**absent, **record.to_json()}}
-        )
+        stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
+        patch = _build_replacement(stored, record.to_json())
+        return self._write_status(pool, {rollout_record.ROLLOUT_STATUS: patch})
 
     def write_image_tag(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
         """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
-        # A merge patch keeps fields that it does not name.
-        known = decode.Fields.from_json(pool.status, "").get_object(image_tags.TAG_STATUS).values
-        return self._write_status(
-            pool, {image_tags.TAG_STATUS: {**dict.fromkeys(known), **status} if status else None}
-        )
+        patch = _build_replacement(pool.status.get(image_tags.TAG_STATUS), status)
+        return self._write_status(pool, {image_tags.TAG_STATUS: patch or None})
 
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
@@ -319,6 +310,16 @@ class RolloutWriter:
         self._expected.confirm_target(node.name)
         log.info("assigned %s to node %s of pool %s", _format_assignment(target), node.name, pool)
         return None
+
+
+def _build_replacement(stored: object, wanted: decode.Json) -> decode.Json:
+    """Build the patch: a merge patch keeps the fields and the keys that it does not name."""
+    known = stored if isinstance(stored, dict) else {}
+    changed = {
+        name: _build_replacement(known.get(name), value) if isinstance(value, dict) else value
+        for name, value in wanted.items()
+    }
+    return {**dict.fromkeys(known), **changed} if wanted else {}
 
 
 def _format_assignment(target: node_facts.RolloutTarget) -> str:
