@@ -22,6 +22,7 @@ from treenail.controllers.pools.rollout_record import (
     advance_record,
     compute_next_check_s,
     find_failures,
+    record_assignment,
 )
 from treenail.errors import ConfigError
 
@@ -128,3 +129,16 @@ def test_kind_that_drops_the_history_is_not_written_again_and_again() -> None:
     pruned = RolloutRecord.from_json({"config": "new"})
     found = advance_record(pruned, RolloutPolicy(), [node("a", NEW)], NEW, now=10.0)
     assert found.to_json() == {"config": "new"}
+
+
+def test_times_of_a_finished_rollout_are_dropped() -> None:
+    record = RolloutRecord(NEW, began_at=1.0, assigned={"a": 5, "gone": 5})
+    found = advance_record(record, RolloutPolicy(), [node("a", NEW)], NEW, now=10.0)
+    assert (found.completed_at, found.assigned) == (10.0, {})
+
+
+def test_node_that_undid_its_assignment_gains_no_time() -> None:
+    record = RolloutRecord(NEW, began_at=1.0, assigned={"a": 5})
+    assert record_assignment(record, [node("a")], 100.0).assigned == {"a": 5}
+    later = replace(record, began_at=50.0)
+    assert record_assignment(later, [node("a")], 100.0).assigned == {"a": 100}

@@ -174,6 +174,8 @@ ATTACKS: dict[str, tuple[str, Json]] = {
     "never prestages": (PRESTAGE, annotate(PRESTAGED="", PRESTAGE_ERROR=None)),
     "requests its prestaging itself": (
         PRESTAGE, annotate(PRESTAGE_CONFIG="new", PRESTAGE_IMAGE=IMAGE, PRESTAGED="")),
+    "fails to prestage what it requested itself": (PRESTAGE, annotate(
+        PRESTAGE_CONFIG="new", PRESTAGE_IMAGE=IMAGE, PRESTAGED="", PRESTAGE_ERROR=f"{IMAGE}: no")),
     "removes the request to prestage": (
         PRESTAGE, annotate(PRESTAGE_CONFIG=None, PRESTAGE_IMAGE=None, PRESTAGED="")),
     "drain of its own": (STRICT, annotate(
@@ -312,3 +314,8 @@ def test_canary_selector_that_nodes_can_join_is_named_until_it_is_closed() -> No
     world.set_pool("worker", "new", canary % "node-restriction.kubernetes.io/canary")
     world.turn(60.0)
     assert world.conditions()["OpenWaveSelector"]["status"] == "False"
+
+
+def test_name_that_no_object_has_is_no_desired_config() -> None:
+    node = {"metadata": {"name": "n", "annotations": {key.DESIRED_CONFIG: "No Name"}}}
+    assert RequestedNode.from_json(node, image_key=key.DESIRED_IMAGE).config == ""
