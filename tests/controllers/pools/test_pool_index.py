@@ -47,6 +47,20 @@ class Watched:
         return self.index.set_node(name, labels)
 
 
+def test_member_of_etcd_affects_all_pools_with_members() -> None:
+    watched, member = Watched(), {"node-role.kubernetes.io/master": ""}
+    for name in ("a", "b", "c"):
+        watched.set_pool(name, {"matchLabels": {"pool": name}})
+    watched.set_node("a0", {**member, "pool": "a"})
+    watched.set_node("c0", {"pool": "c"})
+    assert watched.set_node("b0", {**member, "pool": "b"}) == {"a", "b"}
+    assert watched.set_node("c0", {"pool": "c"}) == {"c"}
+    assert watched.set_node("none", member) == {"a", "b"}
+    assert [node.name for node in watched.index.list_etcd_members()] == ["a0", "b0", "none"]
+    assert watched.set_node("none", {}) == {"a", "b"}
+    assert [node.name for node in watched.index.list_etcd_members()] == ["a0", "b0"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_index_agrees_with_grouping_after_random_changes(seed: int) -> None:
     chance, watched = random.Random(seed), Watched()

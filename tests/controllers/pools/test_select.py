@@ -195,3 +195,29 @@ def test_limit_keeps_the_quorum_of_etcd(
         *(node(f"w{number}") for number in range(others)),
     ]
     assert limit_to_quorum(limit, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "elsewhere", "down_elsewhere", "expected"),
+    [
+        (1, 2, 0, 1),
+        (1, 2, 1, 0),
+        (2, 1, 1, 0),
+        (2, 3, 0, 2),
+        (2, 3, 1, 1),
+        (2, 3, 4, 0),
+        (1, 1, 0, 1),
+        (1, 1, 1, 0),
+        (0, 3, 3, 9),
+    ],
+)
+def test_quorum_is_counted_over_all_pools(
+    own: int, elsewhere: int, down_elsewhere: int, expected: int
+) -> None:
+    labels = {"node-role.kubernetes.io/master": ""}, {"node-role.kubernetes.io/arbiter": ""}
+    pool = [*(node(f"m{number}", labels=labels[0]) for number in range(own)), node("w")]
+    others = [
+        node(f"o{number}", labels=labels[number % 2], unschedulable=number < down_elsewhere)
+        for number in range(elsewhere)
+    ]
+    assert limit_to_quorum(9, pool, [*pool[:own], *others]) == expected

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -30,9 +31,9 @@ HOUR = 3600.0
 
 
 def decide(
-    found: object, nodes: list[NodeFacts], record: RolloutRecord | None = None
+    found: object, nodes: list[NodeFacts], record: RolloutRecord | None = None, **context: Any
 ) -> RolloutDecision:
-    return decide_rollout(found, nodes, proceed(), record, now=1000.0)
+    return decide_rollout(found, nodes, proceed(), record, now=1000.0, **context)
 
 
 def names(count: int) -> list[NodeFacts]:
@@ -404,6 +405,18 @@ def test_each_wave_soaks_before_the_next_larger_one() -> None:
     assert [given.count(at) for at in starts] == [1, 9, 40, 50]
     for before, after in pairwise(starts):
         assert after - before >= fleet_.takes_s + HOUR
+
+
+def test_member_that_is_down_in_another_pool_is_waited_for() -> None:
+    label = {"node-role.kubernetes.io/control-plane": ""}
+    masters = [node(name, labels=label) for name in "ab"]
+    canary = node("c", labels=label, unschedulable=True)
+    found = decide(pool(maxUnavailable=2), masters, etcd_members=[*masters, canary])
+    assert found.nodes_to_assign == ()
+    assert found.waiting_reason == (
+        "waiting: maxUnavailable (0) for the quorum of etcd reached by c (cordoned by a user) in "
+        "all pools"
+    )
 
 
 def test_limit_of_control_plane_pool_is_explained() -> None:

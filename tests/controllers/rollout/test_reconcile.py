@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.controllers.rollout.world import Killed, World, world
+from tests.controllers.rollout.world import Killed, World, count_taken, world
 from treenail.api import annotations as key
 from treenail.controllers.pools.node_facts import GRACE_S, LOCKED_BY, STARTED_AT, RolloutTarget
 from treenail.controllers.pools.os_image import GateAnswer, GateBlocked, GatePending, GateWaiting
@@ -25,6 +25,22 @@ from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS
 
 IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
+
+
+def test_members_of_etcd_in_two_pools_and_in_none_update_one_at_a_time() -> None:
+    w = World()
+    member = {"node-role.kubernetes.io/control-plane": ""}
+    for pool, names in (("canary", ["a"]), ("worker", ["b", "c"])):
+        for name in names:
+            labels = {**member, f"node-role.kubernetes.io/{pool}": ""}
+            w.add_node(name, "old", labels=labels)
+        w.set_pool(pool, "new", maxUnavailable=2)
+    down: list[int] = []
+    w.on_write = lambda *_: down.append(count_taken(w.truth))
+    w.turn(20.0, "canary", "worker", times=90)
+    assert w.find_assigned() == ["a", "b", "c"]
+    assert max(down) == 1
+    assert count_taken(w.truth) == 0
 
 
 def test_assignment_writes_config_and_image_in_one_conditional_write() -> None:

@@ -16,6 +16,7 @@ from treenail.api.machineosbuild import MachineOSBuild
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.clocks import format_rfc3339, parse_rfc3339
 from treenail.controllers.pools.node_facts import STARTED_AT, NodeFacts, RolloutTarget
+from treenail.controllers.pools.node_selection import is_etcd_member
 from treenail.controllers.pools.os_image import NO_BUILD, PoolBuild, find_pool_build
 from treenail.controllers.pools.pool_index import PoolIndex
 from treenail.controllers.pools.pool_membership import ObservedPool, PoolSnapshot
@@ -456,6 +457,9 @@ def build_reconciler(
             lambda name: observed.list_nodes().get(name),
             observed.list_policies,
             getattr(observed, "find_build", lambda _pool: NO_BUILD),
+            lambda: [
+                node for node in observed.list_nodes().values() if is_etcd_member(node.labels)
+            ],
         ),
         world,
         gates or OpenGates(),

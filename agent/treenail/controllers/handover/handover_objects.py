@@ -195,8 +195,6 @@ _MESSAGE_LIMIT = 2000
 _FIRST_RETRY_S, _MAX_RETRY_S = 5.0, 300.0
 _NAMES_LIMIT = 5
 _TEXTS_LIMIT, _REASON_LIMIT = 6, 500
-_BOOTSTRAP_LABELS = (*node_selection.CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
-"""Labels of nodes whose machines the bootstrap host serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +241,7 @@ class RegistryNode:
             meta.name,
             notes.get(key.BOOTSTRAP_REGISTRY, ""),
             notes.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
-            any(label in meta.labels for label in _BOOTSTRAP_LABELS),
+            node_selection.is_etcd_member(meta.labels),
             bool(notes.get(key.STATE)),
             _read_problem(notes),
         )

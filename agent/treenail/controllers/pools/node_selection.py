@@ -10,7 +10,7 @@ further loss of capacity.
 import heapq
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from treenail.api.machineconfigpool import ARBITER
@@ -18,6 +18,8 @@ from treenail.controllers.pools import node_facts, rollout_policy
 from treenail.errors import ConfigError
 
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+ETCD_LABELS = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
+"""A node with one of these counts as a member of etcd."""
 
 _RESERVED_LABEL = re.compile(r"([^/]+\.)?(kubernetes|k8s)\.io/.+")
 # The exceptions of NodeRestriction (well_known_labels.go of the kubelet).
@@ -99,14 +101,28 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
     return 1 if pool == ARBITER else max(limit, 1)
 
 
-def limit_to_quorum(limit: int, nodes: Iterable[node_facts.NodeFacts]) -> int:
+def is_etcd_member(labels: Mapping[str, str]) -> bool:
+    """Return whether a node with these labels counts as a member of etcd."""
+    return not labels.keys().isdisjoint(ETCD_LABELS)
+
+
+def limit_to_quorum(
+    limit: int,
+    nodes: Iterable[node_facts.NodeFacts],
+    cluster_members: Iterable[node_facts.NodeFacts] = (),
+) -> int:
     """Limit how many nodes of a pool may be unavailable, so that etcd keeps its quorum.
 
-    Each control plane node counts as a member of etcd. At least 1, because a pool of one or two
+    ``cluster_members`` are the members of etcd in the whole cluster: in other pools, and in none.
+    Without an unavailable one among them the limit is at least 1, because a cluster of one or two
     members could never update otherwise.
     """
-    members = sum(any(label in node.labels for label in CONTROL_PLANE_LABELS) for node in nodes)
-    return limit if members == 0 else min(limit, max(1, (members - 1) // 2))
+    own = {node.name for node in nodes if is_etcd_member(node.labels)}
+    if not own:
+        return limit
+    others = [node for node in cluster_members if node.name not in own]
+    tolerated = max(1, (len(own) + len(others) - 1) // 2)
+    return max(0, min(limit, tolerated - sum(node.is_unavailable for node in others)))
 
 
 def can_node_set_label(label: str) -> bool:

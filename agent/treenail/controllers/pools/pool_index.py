@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treenail import label_selector
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools import node_facts, pool_membership
+from treenail.controllers.pools import node_facts, node_selection, pool_membership
 from treenail.errors import ConfigError
 
 _NO_LABELS: Mapping[str, str] = {}
@@ -104,6 +104,7 @@ class PoolIndex:
         self._memberships: dict[str, pool_membership.Membership | ConfigError | None] = {}
         self._members: dict[str, set[str]] = {}
         self._failed: dict[str, dict[str, ConfigError]] = {}
+        self._etcd_members: set[str] = set()
         self._is_outdated = False
 
     def set_pool(self, name: str, pool: pool_membership.ObservedPool | None) -> None:
@@ -112,9 +113,19 @@ class PoolIndex:
             self._is_outdated |= self._pools.set_pool(name, pool)
 
     def set_node(self, name: str, labels: Mapping[str, str] | None) -> frozenset[str]:
-        """Store the labels of a node; None removes it. Return the pools that this affects."""
+        """Store the labels of a node; None removes it. Return the pools that this affects.
+
+        A member of etcd affects all pools with members.
+        """
         with self._lock:
             before = self._find_pools(name)
+            was_member = name in self._etcd_members
+            if labels is not None and node_selection.is_etcd_member(labels):
+                self._etcd_members.add(name)
+            else:
+                self._etcd_members.discard(name)
+            if was_member or name in self._etcd_members:
+                before = before.union(*map(self._find_pools, self._etcd_members))
             if labels is None:
                 self._remove_membership(name)
                 self._labels.pop(name, None)
@@ -131,6 +142,12 @@ class PoolIndex:
         with self._lock:
             self.set_node(name, labels)
             return self._find_pools(name)
+
+    def list_etcd_members(self) -> tuple[node_facts.NodeFacts, ...]:
+        """Return the nodes of all pools, and of none, that count as members of etcd."""
+        with self._lock:
+            names = sorted(self._etcd_members)
+        return tuple(node for node in map(self._find_node, names) if node is not None)
 
     def get_pool_names(self) -> frozenset[str]:
         """Return the names of all pools."""

@@ -89,6 +89,7 @@ class RolloutController:
                 self._find_node,
                 self._list_policies,
                 self._find_build,
+                self._index.list_etcd_members,
                 self._budgets.find_blocked_nodes,
             ),
             clock,

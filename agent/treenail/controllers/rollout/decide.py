@@ -90,6 +90,8 @@ class RolloutContext:
     """Why the facts may be outdated, or empty. If they are, nothing is decided from them."""
     image_settle_s: float = 0.0
     """How long no node gets a new image, so that MachineConfigs of the same change come along."""
+    etcd_members: Sequence[node_facts.NodeFacts] = ()
+    """Of the whole cluster, including own writes that the cache does not show yet."""
 
 
 NO_CONTEXT = RolloutContext()
@@ -145,11 +147,12 @@ def decide_rollout(
         nodes,
         image_verdict.target,
         record,
-        node_selection.limit_to_quorum(limit, nodes),
+        node_selection.limit_to_quorum(limit, nodes, context.etcd_members),
         limit,
         now,
         context.last_node,
         frozenset(context.blocked_nodes),
+        context.etcd_members,
     )
     is_stopped = pool.paused or pool.is_deleting
     settle_s = rollout_record.compute_image_settle_s(record, context.image_settle_s, now)
@@ -197,6 +200,7 @@ class _RolloutSituation:
     now: float
     last_node: str
     blocked_nodes: frozenset[str]
+    etcd_members: Sequence[node_facts.NodeFacts]
 
     @property
     def current_wave(self) -> rollout_policy.Wave | None:
@@ -247,7 +251,11 @@ class _RolloutSituation:
         if not has_estimate:
             return f"{quorum}{done} of {total} nodes are updated"
         left_s = rollout_record.estimate_remaining_s(
-            total - done, self.max_unavailable, self.node_duration_s, self.policy.windows, self.now
+            total - done,
+            max(1, self.max_unavailable),
+            self.node_duration_s,
+            self.policy.windows,
+            self.now,
         )
         if left_s is None:
             duration = rollout_record.format_duration(self.node_duration_s)
@@ -379,6 +387,14 @@ def _format_wave_progress(situation: _RolloutSituation) -> str:
 def _format_unavailability(situation: _RolloutSituation) -> str:
     """Format which nodes use up maxUnavailable, or which nodes cannot get the target now."""
     holders = find_holders(situation.nodes, situation.target, situation.now)
+    if situation.max_unavailable < situation.requested_max_unavailable:
+        names = {node.name for node in situation.nodes}
+        others = [node for node in situation.etcd_members if node.name not in names]
+        if down := [describe_holder(node, situation.now) for node in others if node.is_unavailable]:
+            return (
+                f"waiting: maxUnavailable ({situation.max_unavailable}) for the quorum of etcd "
+                f"reached by {format_holders([*holders, *down])} in all pools"
+            )
     if len(holders) >= situation.max_unavailable:
         named = format_holders(holders)
         return f"waiting: maxUnavailable ({situation.max_unavailable}) reached by {named}"

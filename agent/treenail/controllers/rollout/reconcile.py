@@ -5,7 +5,9 @@ the cluster: the process can end between any two writes, and another process con
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from treenail import clocks
@@ -117,6 +119,8 @@ class RolloutCaches:
         os_image.NO_BUILD
     )
     """Returns what builds the image of a pool."""
+    list_etcd_members: Callable[[], Sequence[node_facts.NodeFacts]] = tuple
+    """Returns the nodes of the whole cluster that count as members of etcd."""
     find_blocked_nodes: Callable[[], frozenset[str]] = frozenset
     """Returns the nodes that a PodDisruptionBudget blocks."""
 
@@ -185,6 +189,7 @@ class RolloutReconciler:
             if tags is None
             else image_tag_updater.ImageTagUpdater(tags, self._writer, self._pools, events, clock)
         )
+        self._etcd_lock = threading.Lock()
         self._policy_reporter = policy_status.PolicyReporter(self._writer, caches.list_policies)
 
     def sync_pool(self, name: str) -> float | None:
@@ -211,8 +216,11 @@ class RolloutReconciler:
         )
         sync = _PoolSync(snapshot, pool, overlaid, self._clock.now(), target, stale_reason, image)
         self._refresh_tag(sync)
-        sync.decision = self._decide_pool(sync)
-        self._apply_decision(sync)
+        is_etcd = any(node_selection.is_etcd_member(node.labels) for node in nodes)
+        # Two pools must not each assign one of three members, unaware of the other.
+        with self._etcd_lock if is_etcd else nullcontext():
+            sync.decision = self._decide_pool(sync)
+            self._apply_decision(sync)
         self._report_status(sync)
         self._report_policy(sync)
         if sync.errors:
@@ -288,6 +296,7 @@ class RolloutReconciler:
                     blocked_nodes=blocked_nodes,
                     stale_reason=sync.stale_reason,
                     image_settle_s=self._settings.image_settle_s,
+                    etcd_members=self._expected.overlay_nodes(self._caches.list_etcd_members()),
                 ),
             )
 

@@ -247,7 +247,10 @@ def _plan_pool(
     target, build = image.target, image.build
     policy = rollout_policy.find_policy(pool, snapshot.policies)
     limit = node_selection.compute_max_unavailable(pool.name, pool.max_unavailable, len(nodes))
-    limit = node_selection.limit_to_quorum(limit, nodes)
+    members = [
+        node for node in snapshot.nodes.values() if node_selection.is_etcd_member(node.labels)
+    ]
+    limit = max(1, node_selection.limit_to_quorum(limit, nodes, members))
     outdated = [node for node in nodes if not node.is_updated_to(target)]
     writes_files = pool.image_files is machineconfigpool.PoolImageFiles.WRITE
     changes = tuple(

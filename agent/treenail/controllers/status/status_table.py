@@ -258,6 +258,7 @@ def build_rows(
     While no controller leads, the states of pools are unknown; nodes report themselves.
     """
     grouping = pool_membership.group_nodes(pools, nodes)
+    members = [node for node in nodes.values() if node_selection.is_etcd_member(node.labels)]
     rows = tuple(
         replace(
             _build_pool_row(
@@ -265,6 +266,7 @@ def build_rows(
                 grouping.members.get(name, ()),
                 grouping.disputed.get(name, ()),
                 policies,
+                members,
                 now,
             ),
             build=(builds or {}).get(name),
@@ -298,6 +300,7 @@ def _build_pool_row(
     nodes: Sequence[node_facts.NodeFacts],
     disputed: Sequence[pool_membership.DisputedNode],
     policies: Mapping[str, rollout_policy.ObservedPolicy] | None,
+    etcd_members: Sequence[node_facts.NodeFacts],
     now: float,
 ) -> PoolRow:
     pool = observed.pool
@@ -333,7 +336,9 @@ def _build_pool_row(
         if isinstance(window, maintenance_windows.WindowClosed)
         else None,
         began_at=record.began_at if record else None,
-        remaining_s=_estimate_s(pool, policy, record, nodes, now) if has_estimate else None,
+        remaining_s=_estimate_s(pool, policy, record, nodes, etcd_members, now)
+        if has_estimate
+        else None,
         history=record.history if record else (),
     )
 
@@ -402,6 +407,7 @@ def _estimate_s(
     policy: rollout_policy.RolloutPolicy | None,
     record: rollout_record.RolloutRecord | None,
     nodes: Sequence[node_facts.NodeFacts],
+    etcd_members: Sequence[node_facts.NodeFacts],
     now: float,
 ) -> float | None:
     """Estimate the time until the last node is updated, as the rollout controller does."""
@@ -418,7 +424,7 @@ def _estimate_s(
         return None
     left_s = rollout_record.estimate_remaining_s(
         len(waiting),
-        node_selection.limit_to_quorum(limit, nodes),
+        max(1, node_selection.limit_to_quorum(limit, nodes, etcd_members)),
         node_s,
         policy.windows,
         now,
