@@ -32,7 +32,7 @@ def known_metrics() -> set[str]:
     metrics = ControllerMetrics()
     WorkerMetrics(metrics)
     DrainMetrics(metrics)
-    PoolMetrics(metrics, FakeClock(), list)
+    PoolMetrics(metrics, FakeClock(), list, lambda _node: None)
     RequestMetrics(metrics, lambda _: True)
     add_token_metrics(metrics, TokenTable, FakeClock())
     served = set(re.findall(r"^# TYPE (\S+)", metrics.render_text(), re.MULTILINE))

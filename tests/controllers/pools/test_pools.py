@@ -6,7 +6,11 @@ import pytest
 
 from tests.oracle import needs_oracle, records
 from treenail.api.machineconfigpool import MachineConfigPool
-from treenail.controllers.pools.pool_membership import Membership, find_membership
+from treenail.controllers.pools.pool_membership import (
+    Membership,
+    describe_stray,
+    find_membership,
+)
 from treenail.errors import ConfigError
 
 
@@ -80,3 +84,23 @@ def test_empty_selector_selects_no_node(selector: dict[str, Any] | None) -> None
 def test_membership_ignores_order_of_pools() -> None:
     labels = {"role/infra": "", "role/worker": ""}
     assert find_membership("n", labels, POOLS) == find_membership("n", labels, POOLS[::-1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "config", "expected"),
+    [
+        ({}, "rendered-1", "belongs to no pool, so that nothing updates it"),
+        ({"role/other": ""}, "rendered-1", "has an agent and the config rendered-1"),
+        ({}, "", ""),
+        ({"role/worker": ""}, "rendered-1", ""),
+        ({"role/infra": "", "role/worker": ""}, "rendered-1", ""),
+        ({"role/master": "", "role/infra": ""}, "rendered-1", "although pool infra selects it"),
+        ({"role/gpu": "", "role/infra": ""}, "rendered-1", ""),
+    ],
+)
+def test_node_with_agent_and_unexpected_pool_is_named(
+    labels: dict[str, str], config: str, expected: str
+) -> None:
+    text = describe_stray("n", labels, config, POOLS)
+    assert expected in text
+    assert bool(text) == bool(expected)

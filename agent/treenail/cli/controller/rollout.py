@@ -31,6 +31,7 @@ _PERMISSION_REMEDY = (
     f"{resources.MACHINECONFIGS.group}"
 )
 _REFRESH_S = 5.0
+_MAX_STRAYS = 5
 _DEFAULT_TIMEOUT = "2h"
 
 ReadResults = Callable[[], Sequence[rollout_result.RolloutResult]]
@@ -108,6 +109,7 @@ def print_rollout(arguments: argparse.Namespace) -> int:
             warn=_print_warning,
         )
         leader = leader_reader.read_leader()
+        print_strays(client)
     if leader.message and leader.state is not leader_status.LeaderState.NONE:
         # Not a part of the output: a script may compare that.
         notice = [f"warning: {leader.message}", f"  {leader.remedy}"]
@@ -239,6 +241,19 @@ def _print_result(result: rollout_result.RolloutResult) -> None:
         "\n".join(terminal.wrap_text(str(result), terminal.find_width(sys.stdout), hanging="  ")),
         flush=True,
     )
+
+
+def print_strays(client: api_client.Client) -> None:
+    """Print warnings about the first nodes with an agent that no pool, or another one, has."""
+    try:
+        strays = snapshot.read_strays(client, snapshot.read_pools(client))
+    except errors.ClusterError as error:
+        _print_warning(f"cannot check that each node has a pool: {error}")
+        return
+    for text in strays[:_MAX_STRAYS]:
+        _print_warning(text)
+    if len(strays) > _MAX_STRAYS:
+        _print_warning(f"{len(strays) - _MAX_STRAYS} more such nodes")
 
 
 def _print_warning(text: str) -> None:

@@ -149,6 +149,19 @@ class PoolIndex:
             names = sorted(self._etcd_members)
         return tuple(node for node in map(self._find_node, names) if node is not None)
 
+    def describe_strays(self, nodes: Iterable[node_facts.NodeFacts]) -> tuple[str, ...]:
+        """Describe the nodes with an agent whose pool is none or not the expected one."""
+        found = (
+            pool_membership.describe_stray(
+                node.name,
+                node.labels,
+                node.current_config,
+                self._pools.find_candidates(node.labels),
+            )
+            for node in nodes
+        )
+        return tuple(filter(None, found))
+
     def get_pool_names(self) -> frozenset[str]:
         """Return the names of all pools."""
         return self._pools.get_names()

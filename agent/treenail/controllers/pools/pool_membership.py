@@ -56,6 +56,32 @@ def find_membership(
     return Membership(machineconfigpool.WORKER) if worker else None
 
 
+def describe_stray(
+    node: str,
+    labels: Mapping[str, str],
+    current_config: str,
+    pools: Iterable[machineconfigpool.MachineConfigPool],
+) -> str:
+    """Describe a node that has an agent, and whose pool is none or not the expected one.
+
+    Empty for any other node. Two custom pools that select a node are an error of both pools.
+    """
+    if not current_config:
+        return ""
+    membership = try_find_membership(node, labels, pools)
+    if membership is None:
+        return (
+            f"node {node} has an agent and the config {current_config}, and belongs to no pool, so "
+            "that nothing updates it: correct its labels, or the nodeSelector of a pool"
+        )
+    if isinstance(membership, Membership) and membership.ignored is not None:
+        return (
+            f"node {node} belongs to pool {membership.primary}, although pool "
+            f"{membership.ignored} selects it too: remove one of the labels"
+        )
+    return ""
+
+
 def _is_selected_by(pool: machineconfigpool.MachineConfigPool, labels: Mapping[str, str]) -> bool:
     # In the Kubernetes API an empty selector matches everything; the MCO lets it match no node.
     selector = pool.node_selector

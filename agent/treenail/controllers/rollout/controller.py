@@ -26,7 +26,7 @@ MAX_PARALLEL_WRITES = 16
 MAX_PARALLEL_TAGS = 4
 """Requests to registries at the same time."""
 _ORPHAN_PREFIX = "node/"
-"""Prefix of keys that are nodes with a lock. The name of a pool contains no slash."""
+"""Prefix of keys that are nodes with a lock or other labels. No pool's name has a slash."""
 _DECISIVE = (
     resources.NODES.plural,
     resources.MACHINECONFIGPOOLS.plural,
@@ -79,6 +79,7 @@ class RolloutController:
             MAX_PARALLEL_TAGS, thread_name_prefix="rollout-tags"
         )
         self._enqueue: Callable[[str], None] = lambda _: None
+        self._events = events
         self._budgets = disruption_budgets.BudgetWatcher(client, clock)
         self._index = pool_index.PoolIndex(self._find_pool, self._find_node)
         self._reconciler = reconcile.RolloutReconciler(
@@ -103,7 +104,13 @@ class RolloutController:
             None
             if metrics is None
             else pool_metrics.PoolMetrics(
-                metrics, clock, self._read_all_pools, self._find_assignment_time
+                metrics,
+                clock,
+                self._read_all_pools,
+                self._find_assignment_time,
+                lambda: self._index.describe_strays(
+                    {} if self._nodes is None else self._nodes.get_all().values()
+                ),
             )
         )
         self._informers: informer_set.InformerSet | None = None
@@ -174,7 +181,7 @@ class RolloutController:
                 self._pool_metrics.observe_node(before, after)
             if after is None:
                 self._reconciler.forget_node(name)
-            elif after.locked_by:
+            elif after.locked_by or (before is not None and before.labels != after.labels):
                 enqueue(f"{_ORPHAN_PREFIX}{name}")
             labels = None if after is None else after.labels
             for pool in self._add_coupled(self._index.set_node(name, labels)):
@@ -303,9 +310,15 @@ class RolloutController:
                 enqueue(f"{_ORPHAN_PREFIX}{name}")
 
     def _release_orphan(self, name: str) -> float | None:
-        """Release the lock of a node in no pool. The pool does it for its own nodes."""
+        """Release the lock of a node in no pool, and report the node."""
         node = self._find_node(name)
-        if node is None or self._index.find_pools(name, node.labels):
+        if node is None:
+            return None
+        for text in self._index.describe_strays([node]):
+            self._events.record_warning(
+                event_recorder.ObjectReference("Node", name, uid=name), "NoPool", text
+            )
+        if self._index.find_pools(name, node.labels):
             return None
         return self._reconciler.release_orphan(name)
 

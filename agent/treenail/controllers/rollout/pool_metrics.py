@@ -1,7 +1,7 @@
 """Metrics of pools: nodes by state, conditions, halts, waits by reason, durations of updates."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from treenail import clocks, errors
 from treenail.api.machineconfigpool import MachineConfigPool
@@ -23,8 +23,12 @@ class PoolMetrics:
         clock: clocks.Clock,
         read_pools: ReadPools,
         find_start: Callable[[node_facts.NodeFacts], float | None],
+        find_strays: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """``find_start`` returns when the controller assigned the node its target, or None."""
+        """``find_start`` returns when the controller assigned the node its target, or None.
+
+        ``find_strays`` describes nodes with an agent whose pool is none or not the expected one.
+        """
         self._clock = clock
         self._find_start = find_start
         self._read_pools = read_pools
@@ -34,6 +38,16 @@ class PoolMetrics:
             buckets=controller_metrics.SLOW_BUCKETS_S,
         )
         metrics.add_tables(lambda: compute_pool_tables(self._read_pools(), self._clock.now()))
+        metrics.add_tables(
+            lambda: [
+                controller_metrics.MetricTable(
+                    "stray_nodes",
+                    "Nodes with an agent whose pool is none or not the expected one.",
+                    (),
+                    {(): float(len(find_strays()))},
+                )
+            ]
+        )
 
     def observe_node(
         self, before: node_facts.NodeFacts | None, after: node_facts.NodeFacts | None

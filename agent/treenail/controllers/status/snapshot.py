@@ -48,6 +48,20 @@ def read_metadata(
     return [object_meta.read_metadata(document, "") for page in pages for document in page.items]
 
 
+def read_strays(
+    client: api_client.Client, pools: Mapping[str, pool_membership.ObservedPool]
+) -> tuple[str, ...]:
+    """Describe the nodes with an agent whose pool is none or not the expected one."""
+    readable = [observed.pool for observed in pools.values()]
+    found = (
+        pool_membership.describe_stray(
+            node.name, node.labels, node.annotations.get(key.CURRENT_CONFIG, ""), readable
+        )
+        for node in read_metadata(client, resources.NODES)
+    )
+    return tuple(filter(None, found))
+
+
 def read_nodes(
     client: api_client.Client, *, image_key: str = key.DESIRED_OS_IMAGE
 ) -> dict[str, node_facts.NodeFacts]:

@@ -9,7 +9,7 @@ from typing import Self
 
 from treenail import clocks, errors
 from treenail.cli import output_format, terminal
-from treenail.cli.controller import connect
+from treenail.cli.controller import connect, rollout
 from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
 from treenail.controllers.pools import pool_membership, pool_views, rollout_policy
@@ -85,6 +85,7 @@ def print_status(arguments: argparse.Namespace) -> int:
                 )
         leader = leader_status.LeaderReader(client, clock, arguments.namespace or "").read_leader()
         rows = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
+        rollout.print_strays(client)
     if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
         width = (
             None if chosen is output_format.OutputFormat.WIDE else terminal.find_width(sys.stdout)
