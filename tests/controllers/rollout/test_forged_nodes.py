@@ -51,9 +51,8 @@ FIELDS: dict[str, str] = {
     ),
     node_facts.STARTED_AT: OWN,
     node_facts.LOCKED_BY: OWN,
-    **dict.fromkeys(
-        (key.FIRST_PIVOT_CONFIG, key.RETRY, key.BOOTED_DIGEST, key.CONTROL_PLANE_TOPOLOGY), UNREAD
-    ),
+    key.CONTROL_PLANE_TOPOLOGY: OWN,
+    **dict.fromkeys((key.FIRST_PIVOT_CONFIG, key.RETRY, key.BOOTED_DIGEST), UNREAD),
     "metadata.name, uid, creationTimestamp, resourceVersion": SERVER,
     "label node-role.kubernetes.io/, node-restriction.kubernetes.io/": SERVER,
     "label topology.kubernetes.io/zone, kubernetes.io/os": BOUNDED,

@@ -27,6 +27,24 @@ IMAGE = f"registry.example.com/os@sha256:{'1' * 64}"
 LOCKS = "{fleetLock: {url: 'http://locks.example.com', group: workers}}"
 
 
+def test_only_node_of_a_cluster_updates_without_a_drain_until_another_one_joins() -> None:
+    w = world(1)
+    w.start()
+    w.turn()
+    assert w.notes()[key.DESIRED_CONFIG] == "new"
+    assert w.notes()[key.CONTROL_PLANE_TOPOLOGY] == key.SINGLE_REPLICA
+    w.add_node("n1", "new")
+    w.turn(times=2)
+    assert key.CONTROL_PLANE_TOPOLOGY not in w.notes()
+    w.change(
+        "nodes",
+        "n0",
+        {"metadata": {"annotations": {key.CONTROL_PLANE_TOPOLOGY: "HighlyAvailable"}}},
+    )
+    w.turn(times=2)
+    assert w.notes()[key.CONTROL_PLANE_TOPOLOGY] == "HighlyAvailable"
+
+
 def test_members_of_etcd_in_two_pools_and_in_none_update_one_at_a_time() -> None:
     w = World()
     member = {"node-role.kubernetes.io/control-plane": ""}

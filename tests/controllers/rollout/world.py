@@ -460,6 +460,7 @@ def build_reconciler(
             lambda: [
                 node for node in observed.list_nodes().values() if is_etcd_member(node.labels)
             ],
+            lambda: len(observed.list_nodes()) == 1,
         ),
         world,
         gates or OpenGates(),

@@ -122,6 +122,29 @@ def test_plan_reports_action_cause_source_order_and_duration() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("nodes", "members", "expected"),
+    [
+        (1, 1, "the only node updates without a drain: all pods and the API server stop meanwhile"),
+        (2, 1, "etcd has one member: the API server does not answer while one reboots"),
+        (2, 2, "etcd has 2 members: the API server does not answer while one reboots"),
+        (3, 3, ""),
+        (2, 0, ""),
+    ],
+)
+def test_plan_names_the_outage_of_a_small_cluster(nodes: int, members: int, expected: str) -> None:
+    found = snapshot(nodes, pool(), config("00-base"))
+    labels = {"node-role.kubernetes.io/worker": "", "node-role.kubernetes.io/master": ""}
+    facts = {
+        name: replace(node, labels=labels if number < members else node.labels)
+        for number, (name, node) in enumerate(found.nodes.items())
+    }
+    found = replace(found, nodes=facts)
+    text = planned(found, config("50-chrony", **files(("/etc/chrony.conf", CHRONY))))
+    outages = [line.strip() for line in text.splitlines() if "API server" in line]
+    assert outages == ([expected] if expected else [])
+
+
 def test_plan_without_disruption_says_so() -> None:
     found = snapshot(1, pool(), config("00-base"))
     change = config("50-secret", **files(("/var/lib/kubelet/config.json", "data:,x")))

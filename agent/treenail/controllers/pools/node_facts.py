@@ -78,6 +78,8 @@ class NodeSettings:
     image_files: str = ""
     health_mode: str = ""
     pool_retry: str = ""
+    is_single: bool = False
+    """The node is the only one of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ class NodeFacts:
                 annotations.get(key.IMAGE_FILES, ""),
                 annotations.get(key.HEALTH_MODE, ""),
                 annotations.get(key.POOL_RETRY, ""),
+                annotations.get(key.CONTROL_PLANE_TOPOLOGY) == key.SINGLE_REPLICA,
             ),
             drain_blocker=_parse_drain_blocker(annotations),
             progress=parse_progress(

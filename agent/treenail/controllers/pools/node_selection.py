@@ -20,6 +20,8 @@ from treenail.errors import ConfigError
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 ETCD_LABELS = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/arbiter")
 """A node with one of these counts as a member of etcd."""
+SMALLEST_QUORUM = 3
+"""With fewer members etcd stops while one is down."""
 
 _RESERVED_LABEL = re.compile(r"([^/]+\.)?(kubernetes|k8s)\.io/.+")
 # The exceptions of NodeRestriction (well_known_labels.go of the kubelet).

@@ -121,6 +121,8 @@ class RolloutCaches:
     """Returns what builds the image of a pool."""
     list_etcd_members: Callable[[], Sequence[node_facts.NodeFacts]] = tuple
     """Returns the nodes of the whole cluster that count as members of etcd."""
+    is_single_node: Callable[[], bool] = lambda: False
+    """Returns whether the cluster has one node only."""
     find_blocked_nodes: Callable[[], frozenset[str]] = frozenset
     """Returns the nodes that a PodDisruptionBudget blocks."""
 
@@ -392,7 +394,7 @@ class RolloutReconciler:
             target,
             sync.pool.name,
             lock_server="" if server is None else server.text,
-            settings=writer.build_settings(sync.pool, sync.policy),
+            settings=self._build_settings(sync),
         ):
             sync.record_error(error)
 
@@ -415,6 +417,10 @@ class RolloutReconciler:
             sync.requeue_after_s.append(delay_s)
         return result.granted
 
+    def _build_settings(self, sync: _PoolSync) -> node_facts.NodeSettings:
+        is_single = self._caches.is_single_node()
+        return writer.build_settings(sync.pool, sync.policy, is_single_node=is_single)
+
     def _copy_settings(self, sync: _PoolSync) -> None:
         """Copy changed settings to the nodes. A paused pool changes nothing."""
         target = sync.decision.target
@@ -422,7 +428,7 @@ class RolloutReconciler:
             return
         changes = writer.find_settings_changes(
             self._expected.overlay_nodes(sync.snapshot.nodes),
-            writer.build_settings(sync.pool, sync.policy),
+            self._build_settings(sync),
             target,
             sync.decision.nodes_to_assign,
         )

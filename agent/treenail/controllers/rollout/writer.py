@@ -54,13 +54,21 @@ class SettingsChange:
 
 
 def build_settings(
-    pool: machineconfigpool.MachineConfigPool, policy: rollout_policy.RolloutPolicy
+    pool: machineconfigpool.MachineConfigPool,
+    policy: rollout_policy.RolloutPolicy,
+    *,
+    is_single_node: bool = False,
 ) -> node_facts.NodeSettings:
-    """Build the settings that nodes of the pool should have."""
+    """Build the settings that nodes of the pool should have.
+
+    The pods of the only node of a cluster have nowhere to go. One of them would be the controller
+    that uncordons the node, so the agent updates without a drain.
+    """
     return node_facts.NodeSettings(
         image_files="" if pool.image_files is None else pool.image_files.lower(),
         health_mode="" if policy.health_mode is None else policy.health_mode.lower(),
         pool_retry=pool.metadata.annotations.get(key.RETRY, ""),
+        is_single=is_single_node,
     )
 
 
@@ -73,6 +81,11 @@ def build_target_annotations(
     for name, before, after in (
         (key.IMAGE_FILES, settings.image_files, wanted.image_files),
         (key.HEALTH_MODE, settings.health_mode, wanted.health_mode),
+        (
+            key.CONTROL_PLANE_TOPOLOGY,
+            key.SINGLE_REPLICA * settings.is_single,
+            key.SINGLE_REPLICA * wanted.is_single,
+        ),
     ):
         if before != after:
             changes[name] = after or None

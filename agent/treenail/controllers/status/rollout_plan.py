@@ -171,6 +171,8 @@ class RolloutPlan:
     problems: tuple[str, ...] = ()
     """Errors that prevent the rollout."""
     budgets: tuple[disruption_budgets.BlockingBudget, ...] = ()
+    outage: str = ""
+    """What the cluster does without during a reboot; empty if nothing."""
 
     @property
     def needs_drain(self) -> bool:
@@ -299,9 +301,29 @@ def _plan_pool(
         budgets=tuple(
             budget
             for budget in snapshot.budgets
-            if needs_drain and budget.blocks(node.name for node in outdated)
+            if needs_drain
+            and len(snapshot.nodes) > 1
+            and budget.blocks(node.name for node in outdated)
         ),
+        outage=_describe_outage(nodes, members, len(snapshot.nodes))
+        if any(change.needs_reboot or change.unknown_reason for change in changes)
+        else "",
     )
+
+
+def _describe_outage(
+    nodes: Sequence[node_facts.NodeFacts], members: Sequence[node_facts.NodeFacts], count: int
+) -> str:
+    """Describe the outage while one of the nodes reboots."""
+    if count == 1:
+        return "the only node updates without a drain: all pods and the API server stop meanwhile"
+    names = {member.name for member in members}
+    if len(names) < node_selection.SMALLEST_QUORUM and any(node.name in names for node in nodes):
+        return (
+            f"etcd has {'one member' if len(names) == 1 else '2 members'}: the API server does not "
+            "answer while one reboots"
+        )
+    return ""
 
 
 def _render_target(
@@ -491,6 +513,8 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
     for change in plan.changes:
         yield from _format_change(change, plan.image_builder)
     yield from _format_order(plan)
+    if plan.outage:
+        yield f"  {plan.outage}"
     for budget in plan.budgets:
         yield (
             f"  drain blocked: PodDisruptionBudget {budget.name} never allows an eviction "

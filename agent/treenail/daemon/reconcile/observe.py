@@ -18,7 +18,6 @@ from treenail.update.status import NodeEvent
 
 log = logging.getLogger(__name__)
 
-SINGLE_REPLICA = "SingleReplica"
 _BAKED = "baked"
 _IMAGE_FILES = (_BAKED, "write")
 
@@ -243,4 +242,6 @@ def _is_single_replica(node: Node | None) -> bool:
 
     The Machine Config Daemon skips the drain in this topology, too.
     """
-    return node is not None and node.annotations.get(key.CONTROL_PLANE_TOPOLOGY) == SINGLE_REPLICA
+    return (
+        node is not None and node.annotations.get(key.CONTROL_PLANE_TOPOLOGY) == key.SINGLE_REPLICA
+    )
