@@ -236,7 +236,7 @@ class RolloutWriter:
     ) -> machineconfigpool.MachineConfigPool:
         """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
         patch = _build_replacement(pool.status.get(image_tags.TAG_STATUS), status)
-        return self._write_status(pool, {image_tags.TAG_STATUS: patch or None})
+        return self._write_status(pool, {image_tags.TAG_STATUS: patch if status else None})
 
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
@@ -332,7 +332,7 @@ def _build_replacement(stored: object, wanted: decode.Json) -> decode.Json:
         name: _build_replacement(known.get(name), value) if isinstance(value, dict) else value
         for name, value in wanted.items()
     }
-    return {**dict.fromkeys(known), **changed} if wanted else {}
+    return {**dict.fromkeys(known), **changed}
 
 
 def _format_assignment(target: node_facts.RolloutTarget) -> str:
