@@ -106,6 +106,19 @@ class Serving:
         self.clients.append(found)
         return found
 
+    def connect_from(self, source: str) -> ssl.SSLSocket:
+        """Open a connection with TLS from an address of loopback; the end of the test closes it."""
+        context = ssl.create_default_context(cadata=self.authority.pem.decode())
+        client = context.wrap_socket(self.connect_plain(source), server_hostname="localhost")
+        self.clients.append(client)
+        return client
+
+    def fetch_from(self, source: str) -> int:
+        """Fetch a config from an address of loopback; return the status."""
+        with self.connect_from(source) as client:
+            client.sendall(b"GET /config/worker HTTP/1.1\r\n\r\n")
+            return read_response(client).status
+
     def send(self, head: str) -> Response:
         """Send the bytes on a connection of their own; return the response."""
         with self.connect() as client:

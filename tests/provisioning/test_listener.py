@@ -26,21 +26,25 @@ from tests.provisioning.serving import (
     write_certificate,
 )
 from tests.waiting import wait_until
+from treenail.controllers.runtime.connection_limits import (
+    IDLE_GRACE_S,
+    RESPONSE_GRACE_S,
+    ConnectionLimits,
+)
 from treenail.controllers.runtime.http_server import (
     HEAD_LIMIT_S,
     HttpListener,
     LimitedRequestHandler,
+    read_address,
 )
 from treenail.errors import UsageError
 from treenail.provisioning.machines.logged_requests import RequestOutcome
 from treenail.provisioning.server.certificate import WARN_S, ServerCertificate, read_expiry
 from treenail.provisioning.server.server import (
-    BUSY_HEAD_LIMIT_S,
     CERTIFICATE_CHECK_S,
     REST_LIMIT_S,
     IgnitionServer,
     ServerLimits,
-    read_address,
 )
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
@@ -85,22 +89,19 @@ def test_client_of_http_2_receives_an_error(serving: Serving) -> None:
         assert client.selected_alpn_protocol() == "http/1.1"
 
 
-def test_address_above_its_limit_is_asked_to_retry(serving: Serving) -> None:
-    held = [serving.connect() for _ in range(8)]
-    found = serving.get("/config/worker")
-    assert (found.status, found.headers["Retry-After"]) == (503, "1")
-    assert "more than 8 connections from this address" in found.json["error"]
-    assert serving.get("/healthz").status == 200
-    row = wait_until(lambda: serving.requests.rows, limit_s=LIMIT_S)[0]
-    assert (row.outcome, row.status) == (RequestOutcome.BUSY, 503)
-    with serving.connect_plain("127.0.0.2") as plain:
-        context = ssl.create_default_context(cadata=serving.authority.pem.decode())
-        with context.wrap_socket(plain, server_hostname="localhost") as client:
-            client.sendall(b"GET /config/worker HTTP/1.1\r\n\r\n")
-            assert read_response(client).status == 200
-    for client in held:
-        client.close()
-    wait_until(lambda: serving.get("/config/worker").status == 200, limit_s=LIMIT_S)
+def test_address_above_its_limit_is_asked_to_retry(tmp_path: Path) -> None:
+    with serve(tmp_path, clock=FakeClock()) as serving:
+        held = [serving.connect() for _ in range(8)]
+        found = serving.get("/config/worker")
+        assert (found.status, found.headers["Retry-After"]) == (503, "1")
+        assert "more than 8 connections from this address" in found.json["error"]
+        assert serving.get("/healthz").status == 200
+        row = wait_until(lambda: serving.requests.rows, limit_s=LIMIT_S)[0]
+        assert (row.outcome, row.status) == (RequestOutcome.BUSY, 503)
+        assert serving.fetch_from("127.0.0.2") == 200
+        for client in held:
+            client.close()
+        wait_until(lambda: serving.get("/config/worker").status == 200, limit_s=LIMIT_S)
 
 
 def connect_or_none(serving: Serving) -> ssl.SSLSocket | None:
@@ -111,7 +112,8 @@ def connect_or_none(serving: Serving) -> ssl.SSLSocket | None:
 
 
 def test_server_above_its_limit_asks_to_retry_and_closes_what_is_beyond(tmp_path: Path) -> None:
-    with serve(tmp_path, limits=ServerLimits(connections=2, per_address=2)) as serving:
+    limits = ServerLimits(connections=2, per_address=2)
+    with serve(tmp_path, clock=FakeClock(), limits=limits) as serving:
         held = [serving.connect() for _ in range(3)]
         assert "more than 2 connections" in serving.get("/config/worker").json["error"]
         # The place of the request above may be taken for a moment after its response.
@@ -132,7 +134,7 @@ def test_slow_head_is_ended(tmp_path: Path) -> None:
         assert serving.get("/config/worker").status == 200
 
 
-def test_clients_that_send_nothing_free_their_places_early_in_a_full_server(
+def test_client_that_sends_nothing_gives_its_place_to_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -140,10 +142,37 @@ def test_clients_that_send_nothing_free_their_places_early_in_a_full_server(
     with serve(tmp_path, clock=clock, limits=ServerLimits(connections=2)) as serving:
         held = [serving.connect_plain(f"127.0.0.{number}") for number in (2, 3)]
         assert serving.get("/config/worker").status == 503
-        clock.move(BUSY_HEAD_LIMIT_S)
-        assert [read_to_end(each) for each in held] == [b"", b""]
-        wait_until(lambda: serving.get("/config/worker").status == 200, limit_s=LIMIT_S)
-    assert "ended connection from 127.0.0.3: no complete request in 3 s" in caplog.text
+        clock.move(IDLE_GRACE_S)
+        assert serving.get("/config/worker").status == 200
+        assert read_to_end(held[0]) == b""
+    assert "ended connection from 127.0.0.2: another client needed its place" in caplog.text
+
+
+def test_sixteen_addresses_keep_no_machine_out(tmp_path: Path) -> None:
+    """They hold more places than there are, and open new connections before each machine comes."""
+    with serve(tmp_path, clock=FakeClock()) as serving:
+        attackers = [f"127.0.{number % 4}.{number + 2}" for number in range(16)]
+        for _ in range(8):
+            for attacker in attackers:
+                serving.connect_plain(attacker)
+        for number in range(1, 9):
+            for attacker in attackers:
+                serving.connect_plain(attacker)
+            assert serving.fetch_from(f"127.1.0.{number}") == 200
+            assert serving.fetch_from(f"127.0.0.{number + 200}") == 200
+
+
+def test_sixteen_addresses_that_read_slowly_keep_no_machine_out(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with serve(tmp_path, clock=clock) as serving:
+        serving.write("config", make_config(NEW, make_file("/etc/big", "x" * 6_000_000)))
+        slow = [serving.connect_from(f"127.0.{n % 4}.{n % 16 + 2}") for n in range(64)]
+        for client in slow:
+            client.sendall(b"GET /config/worker HTTP/1.1\r\n\r\n")
+            assert client.recv(1)
+        assert serving.fetch_from("127.1.0.1") == 503
+        clock.move(RESPONSE_GRACE_S)
+        assert serving.fetch_from("127.1.0.1") == 200
 
 
 @pytest.mark.parametrize(
@@ -199,7 +228,9 @@ def test_connection_that_is_ended_stays_encrypted(serving: Serving) -> None:
     clock = FakeClock()
     context = ServerCertificate(serving.certificate, serving.certificate).context
     plain, other = socket.socketpair()
-    listener = HttpListener(("127.0.0.1", 0), LimitedRequestHandler, clock=clock)
+    listener = HttpListener(
+        ("127.0.0.1", 0), LimitedRequestHandler, ConnectionLimits(), clock=clock
+    )
     with (
         listener,
         other,

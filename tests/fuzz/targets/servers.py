@@ -24,6 +24,7 @@ from tests.provisioning.samples import (
     make_pool,
 )
 from tests.provisioning.serving import OneToken, Rows, write_certificate, write_json
+from treenail.controllers.runtime.http_server import read_address
 from treenail.encoding.json_text import parse_json
 from treenail.errors import TreenailError
 from treenail.provisioning.approval.request import KubeletRequest
@@ -46,7 +47,6 @@ from treenail.provisioning.server.server import (
     ServerLimits,
     _IgnitionListener,
     _IgnitionRequestHandler,
-    read_address,
 )
 from treenail.provisioning.server.service import ConfigService, choose_version
 from treenail.provisioning.tokens.certificates import read_certificates, store_certificates
@@ -112,7 +112,7 @@ def read_request(content: bytes) -> Iterable[str]:
             _IgnitionRequestHandler(server_end, ("127.0.0.1", 1), listener)
         finally:
             listener.shutdown_request(server_end)
-            listener._deadlines.clear()
+            listener._connections.clear()
         answer = b""
         # The server may close the connection before it has read all.
         with contextlib.suppress(ConnectionResetError):

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from http import HTTPStatus
 
-from treenail.controllers.runtime import controller_metrics, http_server
+from treenail.controllers.runtime import connection_limits, controller_metrics, http_server
 from treenail.errors import UsageError
 
 ReadinessCheck = Callable[[], str]
 """Returns the problem in one sentence; empty without a problem."""
 
+_LIMITS = connection_limits.ConnectionLimits(connections=32, per_block=24)
 _PLAIN = "text/plain; charset=utf-8"
 
 
@@ -54,7 +55,7 @@ _Page = Callable[[], tuple[HTTPStatus, str, str]]
 class _HealthHttpServer(http_server.HttpListener):
     def __init__(self, address: tuple[str, int], pages: dict[str, _Page]) -> None:
         self.pages = pages
-        super().__init__(address, _HealthRequestHandler)
+        super().__init__(address, _HealthRequestHandler, _LIMITS)
 
 
 class _HealthRequestHandler(http_server.LimitedRequestHandler):

@@ -1,5 +1,6 @@
 """HTTP server: its listener, its thread, and the address that a user gives it."""
 
+import ipaddress
 import logging
 import socket
 import socketserver
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 from treenail import clocks, errors
+from treenail.controllers.runtime import connection_limits
 
 log = logging.getLogger(__name__)
 
@@ -22,27 +24,33 @@ _END_S = 10.0
 
 
 class HttpListener(ThreadingHTTPServer):
-    """Listens on one address; an empty host is all addresses, with IPv6 where the host has it."""
+    """Listens on one address; an empty host is all addresses, with IPv6 where the host has it.
+
+    It limits the connections in all and of each client, so that no client keeps others out.
+    """
 
     daemon_threads = True
     # Shutdown does not wait for requests; each has its own time limit.
     block_on_close = False
     # With the 5 of socketserver, a client among many waits a second until it tries again.
     request_queue_size = 128
+    refuses_with_response = False
+    """Connections above a limit get a thread too, which refuses the request; as many as others."""
 
     def __init__(
         self,
         address: tuple[str, int],
         handler: "type[LimitedRequestHandler]",
+        limits: connection_limits.ConnectionLimits,
         *,
         clock: clocks.Clock | None = None,
-        max_connections: int | None = None,
         response_limit_s: float = RESPONSE_LIMIT_S,
     ) -> None:
+        self.limits = limits
         self._clock = clock or clocks.SystemClock()
         self._response_limit_s = response_limit_s
-        self._max_connections = max_connections
-        self._deadlines: dict[object, float] = {}
+        self._lock = threading.Lock()
+        self._connections: dict[object, connection_limits.Connection] = {}
         host, _ = address
         if ":" in host or (not host and socket.has_dualstack_ipv6()):
             self.address_family = socket.AF_INET6
@@ -57,34 +65,89 @@ class HttpListener(ThreadingHTTPServer):
 
     def verify_request(self, request: _Request, client_address: object) -> bool:
         """Return whether the connection gets a thread; socketserver closes it otherwise."""
-        # A client that sends its request slowly has a thread for a long time.
-        if self._max_connections is not None and len(self._deadlines) >= self._max_connections:
-            return False
-        self._deadlines[request] = self._clock.monotonic() + HEAD_LIMIT_S
-        return super().verify_request(request, client_address)
+        now = self._clock.monotonic()
+        connection = connection_limits.Connection(
+            read_address(client_address), now, now + HEAD_LIMIT_S
+        )
+        with self._lock:
+            excess = self._take_place(connection)
+            if excess and self.refuses_with_response:
+                connection.excess = excess
+                excess = self._take_place(connection)
+            if not excess:
+                self._connections[request] = connection
+        if excess:
+            log.info("closed connection from %s: %s", connection.address, excess)
+        return not excess
+
+    def _take_place(self, client: connection_limits.Connection) -> str:
+        """End a connection for the new one if need be; return the limit that leaves no place."""
+        # Threads of ended connections run for a moment.
+        if len(self._connections) >= 4 * self.limits.connections:
+            return "too many connections"
+        others = {
+            connection: request
+            for request, connection in self._connections.items()
+            if bool(connection.excess) == bool(client.excess) and not connection.end_reason
+        }
+        excess, victim = connection_limits.find_excess(others, client, self.limits)
+        if victim is None:
+            return excess
+        self._end_connection(others[victim], victim, f"another client needed its place: {excess}")
+        return ""
 
     def begin_response(self, request: object) -> None:
         """Give the connection the time of a response: its request is complete."""
-        self._deadlines[request] = self._clock.monotonic() + self._response_limit_s
+        with self._lock:
+            if connection := self._connections.get(request):
+                connection.is_responding = True
+                connection.since = self._clock.monotonic()
+                connection.deadline = connection.since + self._response_limit_s
+
+    def describe_excess(self, request: object) -> str:
+        """Say which limit the connection exceeds; empty when it has a place."""
+        with self._lock:
+            connection = self._connections.get(request)
+            return connection.excess if connection else ""
+
+    def describe_end(self, request: object) -> str:
+        """Say why the listener ended a connection; empty when it did not."""
+        with self._lock:
+            connection = self._connections.get(request)
+            return connection.end_reason if connection else ""
 
     def service_actions(self) -> None:
         """End connections whose time is over; `serve_forever` calls this twice a second."""
         now = self._clock.monotonic()
-        for request, deadline in [*self._deadlines.items()]:
-            if now >= deadline and isinstance(request, socket.socket):
-                # The thread of the connection wakes up, and closes it. SSLSocket.shutdown drops the
-                # encryption first, and the thread could send plain text (ssl.py).
-                self.note_end(request)
-                with suppress(OSError):
-                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+        with self._lock:
+            for request, connection in self._connections.items():
+                if now >= connection.deadline:
+                    reason = (
+                        f"the response took more than {self._response_limit_s:g} s"
+                        if connection.is_responding
+                        else f"no complete request in {HEAD_LIMIT_S:g} s"
+                    )
+                    self._end_connection(request, connection, reason)
 
-    def note_end(self, request: object) -> None:
-        """Note that a connection is ended because its time is over; may repeat."""
+    def _end_connection(
+        self, request: object, connection: connection_limits.Connection, reason: str
+    ) -> None:
+        """End it, and log that unless the log of the response will contain it; may repeat."""
+        if not connection.end_reason:
+            connection.end_reason = reason
+            if not connection.is_responding:
+                log.info("ended connection from %s: %s", connection.address, reason)
+        if isinstance(request, socket.socket):
+            # The thread of the connection wakes up, and closes it. SSLSocket.shutdown drops the
+            # encryption first, and the thread could send plain text (ssl.py).
+            with suppress(OSError):
+                socket.socket.shutdown(request, socket.SHUT_RDWR)
 
     def shutdown_request(self, request: _Request) -> None:
         """Close the connection, also after an error."""
-        self._deadlines.pop(request, None)
         super().shutdown_request(request)
+        with self._lock:
+            self._connections.pop(request, None)
 
     def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that hung up; socketserver would print a traceback."""
@@ -112,6 +175,17 @@ class LimitedRequestHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
         log.debug("%s %s", self.address_string(), format % args)
+
+
+def read_address(client_address: object) -> str:
+    """Return the IP address of a client as text; that of IPv4 also on a socket of IPv6."""
+    text = str(client_address[0]) if isinstance(client_address, tuple) else ""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
 
 
 def parse_address(text: str) -> tuple[str, int]:

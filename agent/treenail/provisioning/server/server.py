@@ -3,19 +3,17 @@
 Paths and status codes are those of the Machine Config Operator's server (api.go), except that an
 unknown pool is 404 and that every error has a body. Only the bootstrap host of an installation has
 ``/status``. A request handler reads a request, and `service.ConfigService` answers it. The
-listener limits connections in all and of each address.
+listener limits connections, as those of all our servers.
 """
 
 import http.client
 import io
-import ipaddress
 import json
 import logging
 import socket
 import ssl
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from urllib.parse import parse_qs
 
 from treenail import clocks, errors, memory
 from treenail.api import decode, object_meta
-from treenail.controllers.runtime import http_server
+from treenail.controllers.runtime import connection_limits, http_server
 from treenail.provisioning.content.document import ServedDocument
 from treenail.provisioning.content.source import RETRY_AFTER_S
 from treenail.provisioning.machines import logged_requests
@@ -42,9 +40,6 @@ log = logging.getLogger(__name__)
 CERTIFICATE_CHECK_S = 5.0
 """Interval between checks of the certificate's files."""
 
-BUSY_HEAD_LIMIT_S = 3.0
-"""Time from the connection to the end of the request's head while no place is free: clients that
-send nothing must not keep the places of machines."""
 REST_LIMIT_S = 2.0
 """Time after a response in which the server drops what the client still sends. A client that never
 ends must not keep the place of a machine."""
@@ -54,21 +49,18 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(connection_limits.ConnectionLimits):
     """Limits of the server. The listener limits the time of a request's head to 10 s."""
 
-    connections: int = 64
-    per_address: int = 8
     response_s: float = 60.0
     head_bytes: int = 8192
 
 
 class TlsListener(http_server.HttpListener):
-    """Listens with TLS. The handshake is in the thread of the connection, never in this one.
+    """Listens with TLS. The handshake is in the thread of the connection, never in this one."""
 
-    A connection above a limit gets a thread too, so that it can be refused with a response. There
-    are as many threads for these as for others; connections above that are closed.
-    """
+    refuses_with_response = True
+    limits: ServerLimits
 
     def __init__(
         self,
@@ -79,19 +71,11 @@ class TlsListener(http_server.HttpListener):
         *,
         clock: clocks.Clock | None = None,
     ) -> None:
-        self.limits = limits
         self._certificate = certificate
         self._next_check = 0.0
-        self._lock = threading.Lock()
+        super().__init__(address, handler, limits, clock=clock, response_limit_s=limits.response_s)
         self._responses_ended = threading.Condition(self._lock)
-        self._responding: set[object] = set()
-        self._served: dict[object, str] = {}
-        self._refused: dict[object, str] = {}
-        self._ended: dict[object, str] = {}
-        self._head_limits: dict[object, float] = {}
-        """Time for the head of requests for which it was shortened."""
         self._with_rest: set[object] = set()
-        super().__init__(address, handler, clock=clock, response_limit_s=limits.response_s)
 
     def get_request(self) -> tuple[socket.socket, object]:
         """Accept a connection; its handshake comes later."""
@@ -105,60 +89,12 @@ class TlsListener(http_server.HttpListener):
             raise
         return wrapped, address
 
-    def verify_request(self, request: _Request, client_address: object) -> bool:
-        """Return whether the connection gets a thread; socketserver closes it otherwise."""
-        address = read_address(client_address)
-        with self._lock:
-            excess = ""
-            if not self._find_excess(self._served, address):
-                self._served[request] = address
-            elif not (excess := self._find_excess(self._refused, address)):
-                self._refused[request] = address
-        if excess:
-            log.info("closed connection from %s: too many requests: %s", address, excess)
-            return False
-        return super().verify_request(request, client_address)
-
-    def find_limit(self, request: object) -> str:
-        """Return which limit the connection exceeds; empty when it exceeds none."""
-        with self._lock:
-            address = self._refused.get(request)
-            if address is None:
-                return ""
-            return self._find_excess(self._served, address) or "the server was busy"
-
-    def note_end(self, request: object) -> None:
-        """Keep the reason, and log it unless the log of the response will contain it."""
-        with self._lock:
-            address = self._served.get(request) or self._refused.get(request)
-            if address is None or request in self._ended:
-                return
-            is_responding = request in self._responding
-            head_s = self._head_limits.get(request, http_server.HEAD_LIMIT_S)
-            self._ended[request] = (
-                f"the response took more than {self.limits.response_s:g} s"
-                if is_responding
-                else f"no complete request in {head_s:g} s"
-            )
-            reason = self._ended[request]
-        if not is_responding:
-            log.info("ended connection from %s: %s", address, reason)
-
-    def describe_end(self, request: object) -> str:
-        """Say why the listener ended a connection; empty when it did not."""
-        with self._lock:
-            return self._ended.get(request, "")
-
-    def begin_response(self, request: object) -> None:
-        """Give the connection the time of a response: its request is complete."""
-        with self._lock:
-            self._responding.add(request)
-        super().begin_response(request)
-
     def wait_for_responses(self, limit_s: float) -> bool:
         """Wait until no response is in progress; return False after ``limit_s``."""
         with self._lock:
-            return self._responses_ended.wait_for(lambda: not self._responding, limit_s)
+            return self._responses_ended.wait_for(
+                lambda: not any(row.is_responding for row in self._connections.values()), limit_s
+            )
 
     def expect_rest(self, request: object) -> None:
         """Note that the client sends more than the request that was read."""
@@ -170,23 +106,18 @@ class TlsListener(http_server.HttpListener):
         with self._lock:
             has_rest = request in self._with_rest
             self._with_rest.discard(request)
+            connection = self._connections.get(request)
+            if has_rest and connection:
+                limit = self._clock.monotonic() + REST_LIMIT_S
+                connection.deadline = min(limit, connection.deadline)
         if has_rest and isinstance(request, socket.socket):
-            limit = self._clock.monotonic() + REST_LIMIT_S
-            self._deadlines[request] = min(limit, self._deadlines.get(request, limit))
             _discard_rest(request)
-        with self._lock:
-            self._served.pop(request, None)
-            self._refused.pop(request, None)
-            self._ended.pop(request, None)
-            self._head_limits.pop(request, None)
         super().shutdown_request(request)
         with self._lock:
-            self._responding.discard(request)
             self._responses_ended.notify_all()
 
     def service_actions(self) -> None:
         """End connections whose time is over, and reload a changed certificate."""
-        self._shorten_heads()
         super().service_actions()
         now = self._clock.monotonic()
         if now >= self._next_check:
@@ -194,43 +125,26 @@ class TlsListener(http_server.HttpListener):
             self._certificate.reload_changed_files()
             self._certificate.check_expiry(self._clock.now())
 
-    def _shorten_heads(self) -> None:
-        """Give requests that are incomplete less time while no place is free."""
-        with self._lock:
-            if len(self._served) < self.limits.connections:
-                return
-            for request in (*self._served, *self._refused):
-                deadline = self._deadlines.get(request)
-                is_waiting = request not in self._responding and request not in self._head_limits
-                if is_waiting and deadline is not None:
-                    self._head_limits[request] = BUSY_HEAD_LIMIT_S
-                    self._deadlines[request] = (
-                        deadline - http_server.HEAD_LIMIT_S + BUSY_HEAD_LIMIT_S
-                    )
-
     def handle_error(self, request: _Request, client_address: object) -> None:
         """Log a client that speaks no TLS, and errors; the base logs a client that hung up."""
         error = sys.exc_info()[1]
         if isinstance(error, OSError) and self.describe_end(request):
-            return  # note_end has logged it
+            return  # the base has logged it
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             reason = (error.reason or "unknown error").replace("_", " ").lower()
-            log.info("refused connection from %s: TLS: %s", read_address(client_address), reason)
+            log.info(
+                "refused connection from %s: TLS: %s",
+                http_server.read_address(client_address),
+                reason,
+            )
         elif isinstance(error, OSError):
             super().handle_error(request, client_address)
         elif error is not None:
             log.error(
                 "request of %s failed",
-                read_address(client_address),
+                http_server.read_address(client_address),
                 exc_info=withhold_message(error),
             )
-
-    def _find_excess(self, connections: dict[object, str], address: str) -> str:
-        if len(connections) >= self.limits.connections:
-            return f"more than {self.limits.connections} connections"
-        if Counter(connections.values())[address] >= self.limits.per_address:
-            return f"more than {self.limits.per_address} connections from this address"
-        return ""
 
 
 def _discard_rest(request: socket.socket) -> None:
@@ -245,17 +159,6 @@ def _discard_rest(request: socket.socket) -> None:
         rest = _REST_BYTES
         while rest > 0 and (received := socket.socket.recv(request, 65536)):
             rest -= len(received)
-
-
-def read_address(client_address: object) -> str:
-    """Return the IP address of a client as text; that of IPv4 also on a socket of IPv6."""
-    text = str(client_address[0]) if isinstance(client_address, tuple) else ""
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return text
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)
 
 
 PORT = 22623
@@ -389,7 +292,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         super().setup()
         self.rfile = _HeadReader(self.rfile, self.server.limits.head_bytes)
         self._began = self.server.clock.monotonic()
-        self._address = read_address(self.client_address)
+        self._address = http_server.read_address(self.client_address)
         self._sent = 0
 
     def handle(self) -> None:
@@ -445,7 +348,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
             self._send_json(HTTPStatus.OK, describe_status())
         elif not is_config:
             self._send_head(HTTPStatus.OK, 0)
-        elif limit := self.server.find_limit(self.request):
+        elif limit := self.server.describe_excess(self.request):
             response = ConfigResponse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 logged_requests.RequestOutcome.BUSY,

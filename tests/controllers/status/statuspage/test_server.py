@@ -16,7 +16,7 @@ from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.controllers.runtime.http_server import HEAD_LIMIT_S, RESPONSE_LIMIT_S
 from treenail.controllers.status.statuspage.server import (
-    MAX_CONNECTIONS,
+    LIMITS,
     MAX_REQUESTS,
     EncodedDocument,
     StatusPageServer,
@@ -220,7 +220,7 @@ def test_clients_that_hang_up_leave_no_traceback_and_no_connection(
 ) -> None:
     large = EncodedDocument(b" " * 16_000_000, b"")
     with StatusPageServer("127.0.0.1", 0, lambda: large) as running:
-        for _ in range(MAX_CONNECTIONS + 1):
+        for _ in range(LIMITS.per_address + 1):
             with socket.create_connection(("127.0.0.1", running.port), timeout=10) as client:
                 client.sendall(b"GET /status.json HTTP/1.0\r\n\r\n")
                 # Reset the connection instead of closing it in order.
@@ -232,13 +232,15 @@ def test_clients_that_hang_up_leave_no_traceback_and_no_connection(
 
 def test_connections_beyond_the_limit_are_closed() -> None:
     with (
-        StatusPageServer("127.0.0.1", 0, lambda: EncodedDocument(b"{}", b"")) as running,
+        StatusPageServer(
+            "127.0.0.1", 0, lambda: EncodedDocument(b"{}", b""), clock=FakeClock()
+        ) as running,
         contextlib.ExitStack() as clients,
     ):
         address = ("127.0.0.1", running.port)
         silent = [
             clients.enter_context(socket.create_connection(address, timeout=10))
-            for _ in range(MAX_CONNECTIONS + 1)
+            for _ in range(LIMITS.per_address + 1)
         ]
         assert silent[-1].recv(1) == b""
         silent[0].sendall(b"GET /status.json HTTP/1.0\r\n\r\n")

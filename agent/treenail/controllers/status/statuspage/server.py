@@ -21,7 +21,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode
 from treenail.controllers.pools import node_facts, pool_membership, pool_views
-from treenail.controllers.runtime import http_server, informer_set
+from treenail.controllers.runtime import connection_limits, http_server, informer_set
 from treenail.controllers.status import leader_status, status_table
 from treenail.kube import resources, watch
 
@@ -123,8 +123,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 16
 """Requests at the same time; further ones get 503."""
-MAX_CONNECTIONS = 64
-"""Open connections, each with a thread; further ones are closed."""
+# A proxy or `kubectl port-forward` has one address for all its users.
+LIMITS = connection_limits.ConnectionLimits(per_address=32)
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 _LOOPBACK_NAMES = ("localhost", "")
 
@@ -241,7 +241,7 @@ class _PageListener(http_server.HttpListener):
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
         self.allowed_hosts = allowed_hosts
         self.is_loopback = address[0] == "localhost" or _is_loopback_address(address[0])
-        super().__init__(address, _PageRequestHandler, clock=clock, max_connections=MAX_CONNECTIONS)
+        super().__init__(address, _PageRequestHandler, LIMITS, clock=clock)
 
 
 class _PageRequestHandler(http_server.LimitedRequestHandler):
