@@ -67,7 +67,8 @@ class HostFiles:
 
     A change is on disk when its method returns. After an error or a power cut each path is either
     old or new, and the call can be repeated. The last component of a path is the entry itself:
-    writing replaces a symbolic link there. Links before it are followed inside the root.
+    writing replaces a symbolic link there. Links before it are followed inside the root; changes
+    through a user's link to an entry of another user are refused.
 
     A replaced entry keeps its SELinux label if the policy accepts that. A new entry gets the label
     of the policy; without a policy the kernel labels it. One thread at a time writes. The lock of
@@ -93,7 +94,7 @@ class HostFiles:
 
     def has_file(self, file: FileSpec) -> bool:
         """Return whether exactly this file exists; a link to one does not count."""
-        return self._is_current(self._resolve_entry(file.path), file)
+        return self._is_current(self._root.resolve_entry(file.path), file)
 
     def write_file(
         self,
@@ -193,7 +194,7 @@ class HostFiles:
     def remove_file(self, path: str) -> bool:
         """Remove a file or link; return whether there was one."""
         self._disk.begin_change()
-        entry = self._root.resolve_entry(path)
+        entry = self._root.resolve_entry(path, for_change=True)
         with translate_errors("remove", entry):
             try:
                 self._disk.unlink(entry)
@@ -208,7 +209,7 @@ class HostFiles:
     @_write_alone
     def remove_leftovers(self, path: str) -> None:
         """Remove temporary files of an interrupted write, as the next write there would do."""
-        directory = self._root.resolve_path(path)
+        directory = self._root.resolve_safely(path)
         if self._remove_leftovers(directory):
             self._fsync_path(directory)
 
@@ -238,7 +239,7 @@ class HostFiles:
         Missing parents get mode 0755. Without ``needs_fsync`` the caller flushes the directory.
         """
         self._disk.begin_change()
-        directory = self._root.resolve_path(path)
+        directory = self._root.resolve_safely(path)
         if self._ensure_directory(directory, mode, uid, gid, needs_fsync=needs_fsync):
             return True
         with (
@@ -262,7 +263,7 @@ class HostFiles:
         return specs
 
     def _resolve_entry(self, path: str) -> Path:
-        entry = self._root.resolve_entry(path)
+        entry = self._root.resolve_entry(path, for_change=True)
         if entry.name.startswith(_TEMPORARY_PREFIX):
             raise FileError(f"cannot write {path}: this name is reserved for temporary files")
         return entry

@@ -36,30 +36,29 @@ class Root:
         A link of a user other than root is unsafe if it leads to an entry of another user, as for
         systemd-tmpfiles: that user could choose which files of others are changed.
         """
-        links: list[str] = []
-        resolved = self._resolve(path, follow_last=True, links=links)
-        for link in links:
-            link_uid, found_uid = _read_owner(link), _read_owner(os.fspath(resolved))
-            if link_uid not in {0, found_uid}:
-                raise FileError(
-                    f"cannot change {path}: {link} is a link of the user {link_uid} to an entry of "
-                    f"the user {found_uid}",
-                    remedy=f"remove the link, or give it to root: chown -h root {link}",
-                )
+        owners: dict[str, int] = {}
+        resolved = self._resolve(path, follow_last=True, owners=owners)
+        _check_owners(path, owners, resolved)
         return resolved
 
-    def resolve_entry(self, path: str) -> Path:
+    def resolve_entry(self, path: str, *, for_change: bool = False) -> Path:
         """Follow every symbolic link except the last component, which is the entry itself.
 
-        Raises `FileError` as `resolve_path`, and for the root: its parent is outside.
+        Raises `FileError` as `resolve_path`, and for the root: its parent is outside. With
+        ``for_change`` also for an unsafe link, as `resolve_safely`.
         """
-        entry = self._resolve(path, follow_last=False)
+        owners: dict[str, int] | None = {} if for_change else None
+        entry = self._resolve(path, follow_last=False, owners=owners)
         if entry == self.prefix:
             raise FileError(f"{path!r} is the root directory itself")
+        if owners:
+            _check_owners(path, owners, entry.parent)
         return entry
 
-    def _resolve(self, path: str, *, follow_last: bool, links: list[str] | None = None) -> Path:
-        """``links`` receives the links that were followed."""
+    def _resolve(
+        self, path: str, *, follow_last: bool, owners: dict[str, int] | None = None
+    ) -> Path:
+        """``owners`` receives the links that were followed, with the user of each."""
         todo = _parse_parts(path)
         done: list[str] = []
         count = 0
@@ -76,8 +75,9 @@ class Root:
                 if done == ["etc"] and self._has_usr_etc:
                     done[:] = ["usr", "etc"]
                 continue
-            if links is not None:
-                links.append("/".join((self._prefix_text, *done, part)))
+            if owners is not None:
+                link = "/".join((self._prefix_text, *done, part))
+                target, owners[link] = _read_owned_link(link)
             count += 1
             if count > _MAX_LINKS:
                 raise FileError(f"{path} leads through more than {_MAX_LINKS} symbolic links")
@@ -106,6 +106,17 @@ def _split_reversed(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in {"", "."}]
 
 
+def _check_owners(path: str, owners: dict[str, int], resolved: Path) -> None:
+    for link, uid in owners.items():
+        found_uid = _read_owner(os.fspath(resolved))
+        if uid not in {0, found_uid}:
+            raise FileError(
+                f"cannot change {path}: {link} is a link of the user {uid} to an entry of the user "
+                f"{found_uid}",
+                remedy=f"remove the link, or give it to root: chown -h root {link}",
+            )
+
+
 def _read_owner(path: str) -> int:
     """Return the user of the entry, or of its nearest parent that exists."""
     while True:
@@ -124,6 +135,18 @@ def _read_link(path: str) -> str | None:
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.ENOENT, errno.ENOTDIR}:
             return None
+        raise FileError(f"cannot follow {path}: {error.strerror}") from error
+
+
+def _read_owned_link(path: str) -> tuple[str, int]:
+    """Return target and user of one link: a user may exchange it with a link of root meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return os.readlink("", dir_fd=descriptor), os.fstat(descriptor).st_uid
+        finally:
+            os.close(descriptor)
+    except OSError as error:
         raise FileError(f"cannot follow {path}: {error.strerror}") from error
 
 
