@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import canaries
 from treenail import log as journal
 from treenail.log import MessageId
 
@@ -309,3 +310,16 @@ def test_stream_lines_begin_with_their_priority() -> None:
                 root.removeHandler(handler)
         root.setLevel(before[0])
     assert stream.getvalue() == "<4>first\n<4>second\n"
+
+
+def test_log_shows_no_token_and_no_key(journald: Journald, stream: io.StringIO) -> None:
+    for kind in canaries.KNOWN_BY_FORM:
+        for encode in canaries.FORMS.values():
+            text = encode(canaries.SECRETS[kind]).replace("\n", " ")
+            log.warning("cannot send %s to %s", text, "registry.example")
+            message = journald.receive()["MESSAGE"]
+            assert message.startswith("cannot send ")
+            assert canaries.find_leaks(message.encode()) == []
+            record = logging.LogRecord("a", 30, "", 0, "sent %s", (text,), None)
+            for formatter in (journal.LineFormatter(), journal._PriorityFormatter()):
+                assert canaries.find_leaks(formatter.format(record).encode()) == []

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.fixtures import canaries
 from treenail.sanitize import quote_value, sanitize_text
 
 DIGEST = "sha256:" + "ab" * 32
@@ -18,6 +19,8 @@ DIGEST = "sha256:" + "ab" * 32
         ("me:secret@registry.example/os: denied", "registry.example/os: denied"),
         ("GET https://s3.example/blob?X-Sig=abc&y=1: 403", "GET https://s3.example/blob?… 403"),
         ("Authorization: Bearer eyJhbGciOi.abc", "Authorization: Bearer …"),
+        ("sent me%3Ahunter%402 to it", "sent … to it"),
+        ("see a%3A%2F%2Fr.example", "see a%3A%2F%2Fr.example"),
         ("basic authentication is off", "basic authentication is off"),
         ("mail someone@example.org", "mail someone@example.org"),
         ("RUN env: DB_PASSWORD=hunter2 HOME=/root", "RUN env: DB_PASSWORD=… HOME=/root"),
@@ -48,13 +51,38 @@ def test_sanitize_cuts_long_text_with_ellipsis() -> None:
     assert sanitize_text("x" * 100, limit=10) == "xxxxxxxxx…"
 
 
+def test_error_of_a_program_shows_no_token_and_no_key() -> None:
+    for kind in canaries.KNOWN_BY_FORM:
+        for encode in canaries.FORMS.values():
+            shown = sanitize_text(f"cannot pull: {encode(canaries.SECRETS[kind])}")
+            assert canaries.find_leaks(shown.encode()) == []
+
+
 @pytest.mark.parametrize("value", ["x" * 200_000, {"a" * 60: ["b" * 60]}, 10**200])
 def test_quoted_value_is_bounded(value: object) -> None:
     assert len(quote_value(value)) == 100
 
 
 @pytest.mark.parametrize(
-    "piece", ["-", "a-", "--a", "--a-", " --a-a-a-", "_", '"', '"a', "-u ", "password=", "a:"]
+    "piece",
+    [
+        "-",
+        "a-",
+        "--a",
+        "--a-",
+        " --a-a-a-",
+        "_",
+        '"',
+        '"a',
+        "-u ",
+        "password=",
+        "a:",
+        "%3A",
+        "QUJD",
+        "tn_a_",
+        "Basic ",
+        "-----BEGIN PRIVATE ",
+    ],
 )
 def test_sanitize_of_a_long_hostile_line_takes_linear_time(piece: str) -> None:
     # With a pattern that backtracks, one of these takes minutes.

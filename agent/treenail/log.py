@@ -26,6 +26,7 @@ from treenail import clocks, sanitize
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 SYSLOG_IDENTIFIER = "treenail"
 _SEND_TIMEOUT_S = 0.1  # journald may be stopped or blocked; logging must not block the agent
+_WITHHELD = "…"
 _MEMFD_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -81,7 +82,8 @@ def configure_stream_logging(stream: TextIO, *, level: int) -> None:
 
 class _PriorityFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        lines = super().format(record).splitlines() or [""]
+        text = sanitize.withhold_forms(super().format(record), _WITHHELD)
+        lines = text.splitlines() or [""]
         return "\n".join(f"<{_compute_priority(record.levelno)}>{line}" for line in lines)
 
 
@@ -115,7 +117,7 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         context = self.context
         try:
-            message = self._formatter.format(record)
+            message = sanitize.withhold_forms(self._formatter.format(record), _WITHHELD)
         except Exception:  # noqa: BLE001 - __str__ of an argument may raise anything
             message = f"cannot format {record.msg!r} with its arguments"
         fields = [*_build_fields(record, message), *context]
@@ -193,6 +195,9 @@ def _encode_field(name: str, value: str) -> bytes:
 
 class LineFormatter(logging.Formatter):
     """Formats a record as one line, which a traceback follows."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return sanitize.withhold_forms(super().format(record), _WITHHELD)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
         # A newline in a text from the cluster must not begin another line.

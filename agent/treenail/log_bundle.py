@@ -4,19 +4,22 @@
 installation.
 """
 
+import base64
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import quote, unquote
 
-from treenail import clocks, errors, memory
-from treenail.config import redact
+from treenail import clocks, errors, memory, sanitize
+from treenail.config import node_paths, redact
 
 MAX_ARCHIVE_BYTES = 200_000_000
 """Size limit of the archive."""
@@ -54,6 +57,7 @@ class LogBundle:
         self._parts: list[str] = []
         self._missing: dict[str, str] = {}
         self._truncated: dict[str, str] = {}
+        self._hidden: list[bytes] = []
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -69,6 +73,10 @@ class LogBundle:
     def truncated(self) -> dict[str, str]:
         """Statement of what each shortened part lacks, by its name."""
         return dict(self._truncated)
+
+    def hide_secrets(self, texts: Iterable[str]) -> None:
+        """Withhold in every part, in all their forms, the secrets that these files contain."""
+        self._hidden = list_forms(set().union(*map(find_secrets, texts)))
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document without its secrets."""
@@ -133,6 +141,8 @@ class LogBundle:
         return len(content) <= left or len(zlib.compress(content)) <= left
 
     def _write_entry(self, name: str, content: bytes) -> None:
+        for form in self._hidden:
+            content = content.replace(form, node_paths.WITHHELD.encode())
         entry = tarfile.TarInfo(f"{self._name}/{name}")
         entry.size, entry.mtime, entry.mode = len(content), int(self._now), 0o600
         self._tar.addfile(entry, io.BytesIO(content))
@@ -169,3 +179,34 @@ def measure_disks(folders: Mapping[str, Path]) -> dict[str, object]:
     """Return size and free space of the file systems of folders, by name, in bytes."""
     usages = {name: shutil.disk_usage(path) for name, path in folders.items() if path.is_dir()}
     return {name: {"bytes": usage.total, "free": usage.free} for name, usage in usages.items()}
+
+
+_LOGIN_VALUE = re.compile(
+    rf"(?:{redact.ANY_WORD}|key)\\{{0,8}}[\"']?\s*[:=]\s*\\{{0,8}}[\"']?([^\s\"'\\,{{}}\[\]]{{6,}})",
+    re.IGNORECASE,
+)
+_URL_LOGIN = re.compile(r"//([^\s/@\"']*:([^\s/@\"']+))@")
+_MIN_SECRET = 6
+
+
+def find_secrets(text: str, *, depth: int = 3) -> set[str]:
+    """Return passwords, logins and tokens of a file that has them, such as a pull secret."""
+    values = {match[1] for match in _LOGIN_VALUE.finditer(text)}
+    for match in _URL_LOGIN.finditer(text):
+        values |= {*match.groups(), *map(unquote, match.groups())}
+    for word in (*values, *re.findall(sanitize.ENCODED, text)) if depth else ():
+        decoded = sanitize.decode_text(word)
+        values |= find_secrets(decoded, depth=depth - 1)
+        if ":" in decoded and not decoded.count("\n"):
+            values |= {decoded, decoded.partition(":")[2]}
+    return {value for value in values if len(value) >= _MIN_SECRET}
+
+
+def list_forms(values: Iterable[str]) -> list[bytes]:
+    """Return the forms of secrets in which programs show them, long ones first."""
+    forms: set[str] = set()
+    for value in values:
+        content = value.encode()
+        forms |= {value, json.dumps(value)[1:-1], quote(value), quote(value, safe="")}
+        forms |= {base64.b64encode(content).decode(), base64.urlsafe_b64encode(content).decode()}
+    return sorted({form.rstrip("=").encode() for form in forms}, key=len, reverse=True)

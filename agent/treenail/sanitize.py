@@ -4,6 +4,7 @@ Users, other programs and the cluster write such text; terminals, logs, Events a
 Escapes are those of JSON: ``\u001b`` stands for ESC.
 """
 
+import binascii
 import re
 from collections.abc import Mapping
 
@@ -52,7 +53,46 @@ _JSON_VALUE = (
 )
 # curl --user NAME:PASSWORD; two numbers are IDs of a user and a group.
 _USER_OPTION = r"((?:^|\s)(?:-u|--user|--(?:[a-z]+-)?creds)[ =])(?!\d+:\d+(?:\s|$))[^\s:/=]+:\S+"
+# Secrets that have a form of their own: private keys, also in JSON or in a URL; access tokens,
+# bootstrap tokens, those of service accounts and of OAuth; headers; logins with a colon as %3A.
+_FORMS = (
+    r"(?s)-----BEGIN[^-]{0,40}(?:PRIVATE|Static)[^-]{0,40}-----.*?(?:-----END[^-]*-----|$)",
+    r"(?<![A-Za-z0-9])tn_[a-z0-9]{1,20}_[\w-]{20,64}",
+    r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b",
+    r"\beyJ[\w-]{5,}\.[\w-]*\.?[\w-]*",
+    r"\bsha256~[\w-]{10,}",
+    r"(?i:(?<=\bbasic )|(?<=\bbearer ))(?=\S*[\d=])[\w.~+/=-]{8,}",
+    r"(?i)(?<![^\s\"'=&?,;/])[^\s\"'=&?,;/]{1,300}%3A(?!%2F)[^\s\"'&@]+",
+)
+_WRAPPED = r"(?<!\S)(?:(?:[A-Za-z0-9+/_-]{64}|[A-Za-z0-9+/_-]{76})\s+)+[A-Za-z0-9+/_-]+={0,2}(?!\S)"
+ENCODED = r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}(?![A-Za-z0-9+/_-])={0,2}"
 _LIMIT = 2000
+
+
+_BLANKS = {ord(blank): " " for blank in "\n\r\t"}
+
+
+def decode_text(word: str) -> str:
+    """Return the text that a word of base64 contains, also in its URL-safe form; empty if none."""
+    plain = "".join(word.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        content = binascii.a2b_base64(plain + "=" * (-len(plain) % 4))
+        text = content.decode("ascii")
+    except ValueError:
+        return ""
+    return text if text.translate(_BLANKS).isprintable() else ""
+
+
+def withhold_forms(line: str, mark: str) -> str:
+    """Replace secrets that are recognized by their form, also in base64 of any kind, with a mark.
+
+    Text in base64 is withheld whatever it says: only random bytes and certificates are no text.
+    """
+    for form in _FORMS:
+        line = re.sub(form, mark, line)
+    for form in (_WRAPPED, ENCODED):
+        line = re.sub(form, lambda word: mark if decode_text(word[0]) else word[0], line)
+    return line
 
 
 def sanitize_text(text: str, *, limit: int = _LIMIT) -> str:
@@ -67,6 +107,7 @@ def sanitize_text(text: str, *, limit: int = _LIMIT) -> str:
     line = re.sub(_AUTHORIZATION, r"\1 …", line)
     for pattern in (_ASSIGNMENT, _OPTION, _JSON_VALUE, _USER_OPTION):
         line = re.sub(pattern, r"\1…", line)
+    line = withhold_forms(line, "…")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

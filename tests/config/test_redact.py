@@ -3,21 +3,26 @@
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fixtures import canaries
 from treenail.config import node_paths
 from treenail.config.redact import (
     LINES_LIMIT,
     SIZE_LIMIT,
     FileDiff,
     compute_redacted_diff,
+    format_redacted_lines,
+    format_redacted_text,
     redact_json,
     redact_line,
     redact_text,
 )
+from treenail.log_bundle import find_secrets, list_forms
 
 CANARY = "Canary7Zq"
 LONG = "Canary7Zq" * 12
@@ -155,6 +160,7 @@ def test_text_without_secrets_is_shown(text: str) -> None:
             "=a:b",
             " ",
         ),
+        *("%3A", "-----BEGIN PRIVATE ", "QUJD", "abcdef.", "tn_a_"),
         *("\\", '\\"', '"', "'", "-", "token 'a", 'password="a\\', "password ( ", "eyJaaaaa."),
     ],
 )
@@ -167,6 +173,38 @@ def test_long_line_is_redacted_quickly(piece: str) -> None:
 def test_secret_value_is_withheld_and_its_neighbours_are_shown() -> None:
     text = f'{{"user": "a", "password": "{CANARY}", "shell": "/bin/sh"}}'
     assert redact_line(text) == '{"user": "a", "password": <withheld>, "shell": "/bin/sh"}'
+
+
+@pytest.mark.parametrize("prefix", ["", "Nov 21 10:11:12.000 host podman[12]: "])
+@pytest.mark.parametrize("redact_all", [format_redacted_lines, format_redacted_text])
+def test_secret_of_every_kind_is_withheld_in_every_form(
+    redact_all: Callable[[str], bytes], prefix: str
+) -> None:
+    known = list_forms(set().union(*map(find_secrets, canaries.make_secret_files().values())))
+    shown = redact_all(canaries.format_journal(prefix))
+    for form in known:
+        shown = shown.replace(form, b"")
+    assert canaries.find_leaks(shown) == []
+    # The lines beside the secrets are shown.
+    count = len(canaries.SECRETS) * len(canaries.FORMS)
+    assert shown.count(b"shown: the next step begins\n") == count
+
+
+def test_secret_with_a_form_of_its_own_is_withheld_without_being_known() -> None:
+    for kind in canaries.KNOWN_BY_FORM:
+        for encode in canaries.FORMS.values():
+            shown = format_redacted_lines(f"got {encode(canaries.SECRETS[kind])}")
+            assert canaries.find_leaks(shown) == []
+
+
+def test_secrets_of_a_file_are_its_passwords_and_not_its_names() -> None:
+    assert find_secrets('{"auths": {"quay.example/team": {"auth": "bWU6Y2FuYXJ5Nw=="}}}') == {
+        "bWU6Y2FuYXJ5Nw==",
+        "me:canary7",
+        "canary7",
+    }
+    assert find_secrets("spec: {pullSecret: {name: pull}}") == set()
+    assert find_secrets("NO_PROXY=a.example\nHTTP_PROXY=http://proxy.example:3128") == set()
 
 
 @given(st.text())

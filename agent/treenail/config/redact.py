@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from treenail import sanitize
 from treenail.api.decode import DEPTH_LIMIT
 from treenail.config import node_paths
 
@@ -33,7 +34,7 @@ _WORDS = (
 )
 # These are common in sentences, so they match only before a value.
 _SHORT = r"(?<!by)(?<!com)(?<!proxy)(?<!proxy_)(?:pass|pwd|pw)"
-_ANY_WORD = rf"(?:{_WORDS}|{_SHORT}(?=[\s\"'\\:=]))"
+ANY_WORD = rf"(?:{_WORDS}|{_SHORT}(?=[\s\"'\\:=]))"
 _VALUE = (
     rf"(?:{node_paths.WITHHELD}|\"(?:\\.|[^\"\\])*\"?|'[^']*'?|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']|\S+)"
 )
@@ -49,11 +50,11 @@ _LOGIN = (
     r"|(?!\+|\d+:\d+(?!\S))[^\s\"':]{1,100}:(?!//)\S+)"
 )
 _KEY = re.compile(
-    rf"(?P<key>{_ANY_WORD}[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
+    rf"(?P<key>{ANY_WORD}[\w.-]{{0,60}}\\{{0,8}}[\"']?\s{{0,8}}[:=]\s{{0,8}})(?P<value>\S.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _BLOCK_BEGIN = re.compile(
-    rf"{_ANY_WORD}[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
+    rf"{ANY_WORD}[\w.-]{{0,60}}[\"']?\s*:\s*(?:[|>][-+\d]*|\[|\{{)?\s*$", re.IGNORECASE
 )
 _QUOTED = re.compile(
     rf"{node_paths.WITHHELD}|\"(?:\\.|[^\"\\])*\"|'(?:''|[^'])*'|\\{{1,8}}[\"'].*?\\{{1,8}}[\"']"
@@ -75,7 +76,7 @@ _REPLACEMENTS = tuple(
         (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{node_paths.WITHHELD}"),
         # After an option, in an XML element, on a separate line, in a sentence.
         (
-            rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{_ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
+            rf"(?i)((?<![\w.-])--?[\w.-]{{0,40}}?{ANY_WORD}[\"'\\]{{0,8}}[\s,]+)(?!--){_VALUE}",
             _KEEP_PREFIX,
         ),
         (
@@ -87,7 +88,7 @@ _REPLACEMENTS = tuple(
             _KEEP_PREFIX,
         ),
         (
-            rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{_ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$",
+            rf"(?i)^(\s*(?:[-+#;]\s*)?[\w.-]{{0,40}}?{ANY_WORD}\s+){_NO_VALUE}{_VALUE}\s*$",
             _KEEP_PREFIX,
         ),
         (rf"(?i)((?<=\s)[\w.-]{{0,40}}?passw(?:or)?d\s+){_NO_VALUE}{_VALUE}", _KEEP_PREFIX),
@@ -98,14 +99,13 @@ _REPLACEMENTS = tuple(
         (r"(\bdata:[^,\s\"']{0,200},)[^\s\"']+", rf"\1{node_paths.WITHHELD}"),
         (r"\$(?:1|2[abxy]?|5|6|7|y|gy|sha1)\$[^\s:\"',]+", node_paths.WITHHELD),
         (r"grub\.pbkdf2\.[\w.]+", node_paths.WITHHELD),
-        (r"\beyJ[\w-]{5,}\.[\w-]*\.?[\w-]*", node_paths.WITHHELD),
-        (r"\bsha256~[\w-]{10,}", node_paths.WITHHELD),
-        (r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b", node_paths.WITHHELD),
         (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}", node_paths.WITHHELD),
     )
 )
 # Lines of a certificate have 64 characters, digests have no upper case: both are shown.
 _ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{80,}={0,2}")
+_LONG_WORD = re.compile(r"(?<!\S)[A-Za-z0-9+/_-]{64,}={0,2}\s*$")
+_LONE_WORD = re.compile(r"(?:(?<=: )|^[\s#]*)[A-Za-z0-9+/_-]+={0,2}\s*$")
 _BEGIN = re.compile(r"-----BEGIN [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
 _END = re.compile(r"-----END [^-]*(?:PRIVATE KEY|Static key)[^-]*-----")
 
@@ -157,27 +157,46 @@ def redact_lines(lines: Iterable[str]) -> Iterator[str]:
     """Withhold the secrets of lines, one for one; a secret may span several lines."""
     end_pattern: re.Pattern[str] | None = None
     parent_indent: int | None = None
+    wrapped = _WrappedSecrets()
     for line in lines:
         if end_pattern is not None:
             end_pattern = None if end_pattern.search(line) else end_pattern
+            wrapped = _WrappedSecrets()
             yield node_paths.WITHHELD
         elif parent_indent is not None and _is_nested_below(line, parent_indent):
             yield node_paths.WITHHELD if line.strip() else line
         else:
             parent_indent = _count_indent(line) if _BLOCK_BEGIN.search(line) else None
             end_pattern = _find_secret_end(line)
-            yield redact_line(line)
+            yield wrapped.redact_line(line)
+
+
+class _WrappedSecrets:
+    """Withholds base64 in lines of 64 or 76 columns, whose last line is short, and private keys.
+
+    Each line may begin with the time and the name of a program.
+    """
+
+    def __init__(self) -> None:
+        self._is_inside = False
+
+    def redact_line(self, line: str) -> str:
+        shown = redact_line(line)
+        word = _LONE_WORD.search(line) if self._is_inside else None
+        if word:
+            shown = redact_line(line[: word.start()]) + node_paths.WITHHELD
+        begin = _BEGIN.search(line)
+        is_open = begin is not None and not _END.search(line, begin.end())
+        is_wrapped = bool(word or _LONG_WORD.search(line)) and shown.endswith(node_paths.WITHHELD)
+        self._is_inside = is_open or is_wrapped
+        return shown
 
 
 def redact_line(line: str) -> str:
     """Withhold the secrets of one line, except for those that began on an earlier line."""
     if len(line) > _REDACTED_LIMIT:
         return f"<a line of {len(line)} characters withheld>"
-    if begin := _BEGIN.search(line):
-        end = _END.search(line, begin.end())
-        rest = redact_line(line[end.end() :]) if end else ""
-        line = f"{line[: begin.start()]}{node_paths.WITHHELD}"
-        return redact_line(line) + rest
+    line = sanitize.withhold_forms(line, node_paths.WITHHELD)
     for pattern, replacement in _REPLACEMENTS:
         line = pattern.sub(replacement, line)
     return _ENCODED.sub(_withhold_encoded, _withhold_values(line))
@@ -321,8 +340,8 @@ def format_redacted_text(text: str) -> bytes:
 
 
 def format_redacted_lines(text: str) -> bytes:
-    """Format independent lines, such as journal records; redact line by line."""
-    return _encode("\n".join(map(redact_line, text.split("\n"))))
+    """Format independent lines, such as journal records; an open quote ends with its line."""
+    return _encode("\n".join(map(_WrappedSecrets().redact_line, text.split("\n"))))
 
 
 def truncate_start(content: bytes, limit: int) -> bytes:

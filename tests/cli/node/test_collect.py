@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.clock import FakeClock
-from tests.fixtures.files import read_parts, write_programs
+from tests.fixtures import canaries
+from tests.fixtures.files import read_parts, write_files, write_programs
 from treenail.cli.node.collect import JOURNAL_UNITS, MAX_PART_BYTES, collect_parts
 from treenail.cli.node.main import main
 from treenail.cli.output import EXIT_FAILED
@@ -110,6 +111,39 @@ def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_p
     assert "/var/lib/treenail/auth.json" in {
         entry["path"] for entry in json.loads(found["files.json"])
     }
+
+
+@pytest.mark.process
+def test_collect_machine_shows_no_secret_in_any_form(root: Path, tmp_path: Path) -> None:
+    """Programs and the records of the agent show every secret in every form."""
+    journal = tmp_path / "journal"
+    journal.write_text(canaries.format_journal("Nov 21 10:11:12.000 host podman[12]: "))
+    environ = write_programs(
+        tmp_path / "bin",
+        journalctl=f"cat {journal}",
+        systemctl=f"cat {journal}",
+        bootc=f"python3 -c 'import json; print(json.dumps(dict(a=open(\"{journal}\").read())))'",
+    )
+    files = canaries.make_secret_files()
+    shown = json.dumps({"reason": canaries.format_journal(), "lines": canaries.format_journal()})
+    write_files(
+        root,
+        {
+            "var/lib/kubelet/config.json": files["config.json"],
+            "var/lib/treenail/auth.json": files["logins.json"],
+            "etc/mco/proxy.env": files["proxy.env"],
+            "run/treenail/status.json": shown,
+            "var/lib/treenail/managed.json": shown,
+            "proc/cmdline": " ".join(f"a={word}" for word in canaries.list_words()),
+            "etc/treenail/agent.toml": canaries.format_journal("# "),
+        },
+    )
+    bundle, stream = open_bundle()
+    collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
+    bundle.close()
+    content = gzip.decompress(stream.getvalue())
+    assert b"shown: the next step begins" in content
+    assert canaries.find_leaks(content) == []
 
 
 @pytest.mark.process

@@ -1,5 +1,7 @@
 """The log bundle has every part of an installation, and no secret."""
 
+import base64
+import gzip
 import io
 import json
 import os
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import canaries
 from tests.fixtures.files import read_parts, write_files, write_programs
 from tests.installer.log_bundle.bundles import (
     CANARY,
@@ -86,6 +89,48 @@ def test_gather_failed_installation_has_every_part_and_no_secret(tmp_path: Path)
     assert b"name: push" in parts[f"{prefix}/manifests/mosc.yaml"]
     listed = {each["path"] for each in json.loads(parts[f"{prefix}/files.json"])}
     assert {"auth/kubeconfig", ".treenail/registry/secrets/push-login"} <= listed
+
+
+@pytest.mark.process
+def test_gather_shows_no_secret_in_any_form(tmp_path: Path) -> None:
+    """Programs, builds, objects and nodes show every secret in every form."""
+    root, printed = tmp_path / "cluster", canaries.format_journal()
+    files = canaries.make_secret_files()
+    pull = base64.b64encode(files["config.json"].encode()).decode()
+    secret = {"kind": "Secret", "metadata": {"name": "pull"}, "data": {".dockerconfigjson": pull}}
+    event = {"kind": "Event", "metadata": {"name": "x", "annotations": {"a": printed}}}
+    write_files(
+        root,
+        {
+            "treenail-install.yaml": files["proxy.env"],
+            "manifests/pull.yaml": json.dumps(secret),
+            "manifests/event.yaml": json.dumps({**event, "message": printed}),
+            ".treenail/registry/secrets/logins.json": files["logins.json"],
+            ".treenail/install.json": json.dumps({"id": "0123456789ab", "reason": printed}),
+            ".treenail/status.json": json.dumps({"failure": {"reason": printed}}),
+            ".treenail/cluster-objects/build.yaml": json.dumps({**event, "reason": printed}),
+            ".treenail/logs/registry.log": canaries.format_journal("time=now msg: "),
+            ".treenail/logs/builds/master/attempt-1/output.log": printed,
+        },
+    )
+    journal = tmp_path / "journal"
+    journal.write_text(canaries.format_journal("Nov 21 10:11:12.000 host podman[12]: "))
+    node = tmp_path / "node.tar.gz"
+    node.write_bytes(
+        make_archive(
+            {
+                "status.json": json.dumps({"reason": printed}).encode(),
+                "journal/treenail.service": journal.read_bytes(),
+            }
+        )
+    )
+    environ = write_programs(tmp_path / "bin", journalctl=f"cat {journal}", ssh=f"cat {node}")
+    packed, silent = gather(root, environ, "192.0.2.1")
+    assert silent == ()
+    content = gzip.decompress(packed)
+    assert b"control-plane/192.0.2.1/treenail/journal/treenail.service" in content
+    assert b"shown: the next step begins" in content
+    assert canaries.find_leaks(content) == []
 
 
 @pytest.mark.process

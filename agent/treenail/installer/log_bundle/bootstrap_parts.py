@@ -17,6 +17,7 @@ from pathlib import Path
 from treenail import __version__, clocks, errors, log_bundle, memory, process
 from treenail.api import decode, documents
 from treenail.config import redact
+from treenail.installer.directory import install_files
 from treenail.installer.directory.install_files import InstallDirectory
 from treenail.installer.log_bundle import object_secrets
 
@@ -29,6 +30,7 @@ _VERSION_COMMANDS = {
     "podman": ("podman", "--version"),
     "systemd": ("systemctl", "--version"),
 }
+_CONFIG_NAMES = (install_files.INSTALL_CONFIG, install_files.OWN_INSTALL_CONFIG)
 _PROGRAM_TIMEOUT_S = 10.0
 _JOURNAL_TIMEOUT_S = 30.0
 _JOURNAL_LINES = 4000
@@ -41,6 +43,7 @@ def add_bootstrap_parts(
     clock: clocks.Clock,
 ) -> None:
     """Add all parts of the bootstrap host, the ones that explain a failure first."""
+    bundle.hide_secrets(_read_secret_files(directory))
     for path in (directory.status, directory.state):
         _add_document(bundle, path, f"{PREFIX}/{path.name}")
     _add_logs(bundle, directory.logs)
@@ -54,6 +57,20 @@ def add_bootstrap_parts(
     for folder in (directory.registry, directory.images):
         _add_images(bundle, folder)
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
+
+
+def _read_secret_files(directory: InstallDirectory) -> Iterator[str]:
+    """Yield logins, kubeconfigs, install configurations, and manifests of Secrets."""
+    secret = re.compile(rb"kind\W{1,4}Secret\b")
+    configs = [directory.root / name for name in _CONFIG_NAMES]
+    for folder in (directory.registry / "secrets", directory.kubeconfig.parent):
+        configs += list_files(folder)
+    manifests = [*list_files(directory.manifests), *list_files(directory.cluster_objects)]
+    for path in (*configs, *manifests):
+        with suppress(errors.FileError):
+            content = read_document(path)
+            if path in configs or secret.search(content):
+                yield content.decode("utf-8", "replace")
 
 
 def _add_logs(bundle: log_bundle.LogBundle, folder: Path) -> None:
