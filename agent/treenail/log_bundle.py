@@ -14,6 +14,7 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote
@@ -74,9 +75,13 @@ class LogBundle:
         """Statement of what each shortened part lacks, by its name."""
         return dict(self._truncated)
 
-    def hide_secrets(self, texts: Iterable[str]) -> None:
-        """Withhold in every part, in all their forms, the secrets that these files contain."""
-        self._hidden = list_forms(set().union(*map(find_secrets, texts)))
+    def hide_secrets(self, files: Iterable[Callable[[], bytes | None]]) -> None:
+        """Withhold in every part, in all their forms, the secrets of files that can be read."""
+        values: set[str] = set()
+        for read in files:
+            with suppress(errors.TreenailError, OSError):
+                values |= find_secrets((read() or b"").decode("utf-8", "replace"))
+        self._hidden = list_forms(values)
 
     def add_document(self, name: str, read: Callable[[], object]) -> None:
         """Add a JSON document without its secrets."""
@@ -182,7 +187,7 @@ def measure_disks(folders: Mapping[str, Path]) -> dict[str, object]:
 
 
 _LOGIN_VALUE = re.compile(
-    rf"(?:{redact.ANY_WORD}|key)\\{{0,8}}[\"']?\s*[:=]\s*\\{{0,8}}[\"']?([^\s\"'\\,{{}}\[\]]{{6,}})",
+    rf"{redact.ANY_WORD}\\{{0,8}}[\"']?\s*[:=]\s*\\{{0,8}}[\"']?([^\s\"'\\,{{}}\[\]]{{6,}})",
     re.IGNORECASE,
 )
 _URL_LOGIN = re.compile(r"//([^\s/@\"']*:([^\s/@\"']+))@")

@@ -41,7 +41,8 @@ def test_address_has_a_narrow_and_a_broad_block(address: str, narrow: str, broad
 
 
 def hold(address: str, waited_s: float = 0.0, *, is_responding: bool = False) -> Connection:
-    return Connection(address, NOW - waited_s, NOW, is_responding=is_responding)
+    blocks = find_blocks(address)
+    return Connection(address, blocks, NOW - waited_s, NOW, is_responding=is_responding)
 
 
 A, B, C, D = "192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.1"

@@ -7,7 +7,6 @@ import argparse
 import platform
 import socket
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from treenail.cli import files, output_format, terminal
 from treenail.cli.node import local_machine, own_node, plan, status
 from treenail.config import node_paths
 from treenail.daemon.agent_settings import SETTINGS_FILE
-from treenail.daemon.cluster.pull_secrets import AUTH_FILE
+from treenail.daemon.cluster.pull_secrets import AUTH_FILE, LOGIN_HISTORY
 from treenail.daemon.configuration import mcd_state
 from treenail.encoding import json_text
 from treenail.host.filesystem import atomic_files, root_directory
@@ -40,8 +39,8 @@ JOURNAL_UNITS = (
     "kubelet.service",
 )
 _SECRET_FILES = (
-    AUTH_FILE, "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/etc/mco/proxy.env",
-    node_paths.REGISTRY_PULL_SECRET, node_paths.KUBECONFIG,
+    AUTH_FILE, LOGIN_HISTORY, node_paths.REGISTRY_PULL_SECRET, node_paths.KUBECONFIG,
+    "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/etc/mco/proxy.env",
 )  # fmt: skip
 _MOUNT_PATHS = ("/", "/boot", "/sysroot", "/var")
 _ANNOTATION_PREFIXES = ("machineconfiguration.openshift.io/", "treenail.io/")
@@ -84,7 +83,7 @@ def main(arguments: argparse.Namespace) -> int:
 def collect_parts(bundle: log_bundle.LogBundle, machine: Machine, config: str | None) -> None:
     """Add every part to the bundle, which records the cause of a missing one."""
     root, host_files, programs, clock = machine.root, machine.files, machine.programs, machine.clock
-    bundle.hide_secrets(filter(None, (_read_secret_file(root, path) for path in _SECRET_FILES)))
+    bundle.hide_secrets(partial(host_files.read_file, path) for path in _SECRET_FILES)
     # Without a count of soft reboots, which would need the bus.
     kernel = HostKernel(root)
     bundle.add_document("versions.json", partial(_read_versions, kernel, clock))
@@ -126,12 +125,6 @@ def _read_boot(kernel: HostKernel) -> Json:
         "at": None if booted_at is None else clocks.format_rfc3339(booted_at),
         "fips": kernel.is_fips_enabled(),
     }
-
-
-def _read_secret_file(root: root_directory.Root, path: str) -> str:
-    with suppress(OSError, errors.FileError):
-        return root.resolve_path(path).read_text("utf-8", "replace")
-    return ""
 
 
 def _read_document(host_files: atomic_files.HostFiles, path: str) -> object:

@@ -27,6 +27,7 @@ class Connection:
     """A connection that has a thread."""
 
     address: str
+    blocks: tuple[str, str]
     since: float
     """When it was accepted, or when its request was complete; in monotonic seconds."""
     deadline: float
@@ -35,10 +36,6 @@ class Connection:
     is_responding: bool = False
     end_reason: str = ""
     """Why the listener ended it; it has no place any longer. Empty before."""
-    blocks: tuple[str, str] = ("", "")
-
-    def __post_init__(self) -> None:
-        self.blocks = find_blocks(self.address)
 
 
 def find_blocks(address: str) -> tuple[str, str]:

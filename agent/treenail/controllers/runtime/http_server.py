@@ -66,8 +66,9 @@ class HttpListener(ThreadingHTTPServer):
     def verify_request(self, request: _Request, client_address: object) -> bool:
         """Return whether the connection gets a thread; socketserver closes it otherwise."""
         now = self._clock.monotonic()
+        address = read_address(client_address)
         connection = connection_limits.Connection(
-            read_address(client_address), now, now + HEAD_LIMIT_S
+            address, connection_limits.find_blocks(address), now, now + HEAD_LIMIT_S
         )
         with self._lock:
             excess = self._take_place(connection)
@@ -106,15 +107,13 @@ class HttpListener(ThreadingHTTPServer):
 
     def describe_excess(self, request: object) -> str:
         """Say which limit the connection exceeds; empty when it has a place."""
-        with self._lock:
-            connection = self._connections.get(request)
-            return connection.excess if connection else ""
+        connection = self._connections.get(request)
+        return connection.excess if connection else ""
 
     def describe_end(self, request: object) -> str:
         """Say why the listener ended a connection; empty when it did not."""
-        with self._lock:
-            connection = self._connections.get(request)
-            return connection.end_reason if connection else ""
+        connection = self._connections.get(request)
+        return connection.end_reason if connection else ""
 
     def service_actions(self) -> None:
         """End connections whose time is over; `serve_forever` calls this twice a second."""

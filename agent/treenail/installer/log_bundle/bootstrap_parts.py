@@ -43,7 +43,7 @@ def add_bootstrap_parts(
     clock: clocks.Clock,
 ) -> None:
     """Add all parts of the bootstrap host, the ones that explain a failure first."""
-    bundle.hide_secrets(_read_secret_files(directory))
+    bundle.hide_secrets(partial(read_document, path) for path in _list_secret_files(directory))
     for path in (directory.status, directory.state):
         _add_document(bundle, path, f"{PREFIX}/{path.name}")
     _add_logs(bundle, directory.logs)
@@ -59,18 +59,15 @@ def add_bootstrap_parts(
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
 
 
-def _read_secret_files(directory: InstallDirectory) -> Iterator[str]:
+def _list_secret_files(directory: InstallDirectory) -> Iterator[Path]:
     """Yield logins, kubeconfigs, install configurations, and manifests of Secrets."""
-    secret = re.compile(rb"kind\W{1,4}Secret\b")
-    configs = [directory.root / name for name in _CONFIG_NAMES]
+    yield from (directory.root / name for name in _CONFIG_NAMES)
     for folder in (directory.registry / "secrets", directory.kubeconfig.parent):
-        configs += list_files(folder)
-    manifests = [*list_files(directory.manifests), *list_files(directory.cluster_objects)]
-    for path in (*configs, *manifests):
+        yield from list_files(folder)
+    for path in (*list_files(directory.manifests), *list_files(directory.cluster_objects)):
         with suppress(errors.FileError):
-            content = read_document(path)
-            if path in configs or secret.search(content):
-                yield content.decode("utf-8", "replace")
+            if re.search(rb"kind\W{1,4}Secret\b", read_document(path)):
+                yield path
 
 
 def _add_logs(bundle: log_bundle.LogBundle, folder: Path) -> None:
