@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.revision import find_revision
@@ -17,12 +18,18 @@ VARIABLE = "TREENAIL_RECORDS"
 
 
 def write_record(
-    suite: str, *, what: str, result: str, command: str, count: int | None = None
+    suite: str,
+    *,
+    what: str,
+    result: str,
+    command: str,
+    count: int | None = None,
+    details: Mapping[str, object] | None = None,
 ) -> None:
     """Record what was tried, how often, and what came out; replace the record of the same `what`.
 
-    ``count`` is the number of cases that really ran, ``command`` repeats them. Does nothing unless
-    the environment names a directory for records.
+    ``count`` is the number of cases that really ran, ``command`` repeats them, ``details`` are more
+    fields. Does nothing unless the environment names a directory for records.
     """
     folder = os.environ.get(VARIABLE)
     if not folder:
@@ -34,6 +41,7 @@ def write_record(
         "command": command,
         "day": time.strftime("%Y-%m-%d", time.gmtime()),
         "revision": find_revision(),
+        **(details or {}),
     }
     path = Path(folder) / f"{suite}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,17 @@ from bench.baseline import Baseline
 from bench.committed import compare, read_committed, write_committed
 from bench.result import Result
 from bench.run import format_record, format_row
-from tools.reports import DOCS, RECORDS, SUITES, describe_costs, describe_survival, write_reports
+from tools.reports import (
+    DOCS,
+    RECORDS,
+    SUITES,
+    describe_costs,
+    describe_identities,
+    describe_survival,
+    replace_identities,
+    write_reports,
+)
+from treenail.manifests.permissions import CONTROLLER_VERBS
 
 BASELINE = Baseline(work_s=0.125, interpreter_mib=10.0)
 
@@ -89,3 +99,44 @@ def test_ratio_divides_time_and_memory_by_the_baseline() -> None:
     assert BASELINE.divide(Result("a", "ms", 250.0)) == 2.0
     assert BASELINE.divide(Result("a", "MiB", 25.0)) == 2.5
     assert BASELINE.divide(Result("a", "calls", 25.0)) is None
+
+
+def make_identity(name: str, count: int, **allowed: str) -> dict[str, object]:
+    found = {what.replace("_", " "): verbs for what, verbs in allowed.items()}
+    return {"what": name, "count": count, "identity": name, "allowed": found}
+
+
+def test_identities_show_reads_and_changes_of_the_larger_record() -> None:
+    node = {"nodes.example.io in default": "get list patch watch", "pods": "get"}
+    records = [
+        {**make_identity("a node", 9, pods="get"), "what": "lab"},
+        {**make_identity("a node", 1_000), "allowed": node},
+        make_identity("anonymous", 9),
+        {"what": "another", "count": 1},
+    ]
+    assert describe_identities(records).splitlines()[2:] == [
+        "| a node | `nodes in default`, `pods` (get) | `nodes in default` (patch) | 9 and 1,000 |",
+        "| anonymous | nothing | nothing | 9 |",
+    ]
+
+
+def test_page_without_marks_is_refused() -> None:
+    with pytest.raises(SystemExit, match="expected <!-- identities"):
+        replace_identities("# Text", [])
+
+
+def test_every_identity_of_the_tests_is_recorded() -> None:
+    records = json.loads((RECORDS / "privilege.json").read_text())
+    identities = {each["identity"] for each in records if "identity" in each}
+    assert identities == {
+        *(f"the controller {name}" for name in CONTROLLER_VERBS),
+        "the server of configs",
+        "a Job that builds an image",
+        "a node, beyond what Kubernetes gives each kubelet",
+        "a new machine with a bootstrap token",
+        "an editor of pools",
+        "a reader of the page or of metrics",
+        "a user without a role",
+        "a client without a credential",
+        "a client with a wrong token",
+    }

@@ -1,5 +1,6 @@
-"""Write docs/what-it-survives.md, docs/what-it-costs.md and docs/costs.svg: ``reports.py``.
+"""Write docs/what-it-survives.md, docs/what-it-costs.md, docs/costs.svg and a table of identities.
 
+The table says what each identity may do; it is between two marks in docs/security.md.
 Their sources are in docs/records: records of suites of tests (``TREENAIL_RECORDS=docs/records``),
 and of benchmarks (``make bench ARGS="--record"``). docs/records/misses.json says why a figure is
 over its limit.
@@ -74,6 +75,54 @@ def _sum_counts(records: Sequence[Record]) -> dict[str, int]:
         if colon and isinstance(each["count"], int):
             counts.setdefault(what, []).append(each["count"])
     return {what: sum(found) for what, found in counts.items() if len(found) > 1}
+
+
+IDENTITIES_BEGIN = "<!-- identities: written by `make reports` -->"
+IDENTITIES_END = "<!-- end of identities -->"
+_READS = {"get", "list", "watch", "GET", "HEAD"}
+
+
+def describe_identities(records: Sequence[Record]) -> str:
+    """Return a table of the recorded identities: what each may read and change, as attempted."""
+    identities: dict[str, list[Record]] = {}
+    for each in records:
+        if "identity" in each:
+            identities.setdefault(str(each["identity"]), []).append(each)
+    lines = ["| identity | reads | changes | attempts |", "|---|---|---|---|"]
+    for identity, found in identities.items():
+        # Of one identity on two servers; a real one lists more kinds.
+        whole = max(found, key=lambda each: int(str(each["count"])))
+        reads, changes = [], []
+        allowed = whole["allowed"]
+        for what, verbs in allowed.items() if isinstance(allowed, dict) else ():
+            name = f"`{_shorten(what)}`"
+            reading = [verb for verb in verbs.split() if verb in _READS]
+            if reading:
+                is_all = {*reading} in ({"get", "list", "watch"}, {"GET", "HEAD"})
+                reads.append(name if is_all else f"{name} ({', '.join(reading)})")
+            if changing := [verb for verb in verbs.split() if verb not in _READS]:
+                changes.append(f"{name} ({', '.join(changing)})")
+        attempts = " and ".join(f"{each['count']:,}" for each in found)
+        lines.append(
+            f"| {_cell(identity)} | {', '.join(reads) or 'nothing'} "
+            f"| {', '.join(changes) or 'nothing'} | {attempts} |"
+        )
+    return "\n".join(lines)
+
+
+def _shorten(what: str) -> str:
+    """Drop the groups of the API: no two kinds here have one name."""
+    resource, *rest = what.split(" ", 1)
+    return " ".join([resource.partition(".")[0] if resource[0] != "/" else resource, *rest])
+
+
+def replace_identities(document: str, records: Sequence[Record]) -> str:
+    """Return the document with the table between the marks."""
+    before, begin, rest = document.partition(IDENTITIES_BEGIN)
+    _, end, after = rest.partition(IDENTITIES_END)
+    if not (begin and end):
+        raise SystemExit(f"docs/security.md: expected {IDENTITIES_BEGIN} and {IDENTITIES_END}")
+    return f"{before}{begin}\n{describe_identities(records)}\n{end}{after}"
 
 
 def describe_costs(records: Sequence[Record], misses: Mapping[str, str]) -> str:
@@ -156,6 +205,9 @@ def write_reports(records: Path = RECORDS) -> dict[str, str]:
         ),
         "what-it-costs.md": describe_costs(costs, reasons),
         "costs.svg": draw_costs(costs),
+        "security.md": replace_identities(
+            (DOCS / "security.md").read_text(), read_suite("privilege", records)
+        ),
     }
 
 
