@@ -26,7 +26,8 @@ from bench.node import read_cpu, wait_until
 from bench.result import Result
 from bench.scale import build_node, read_rss, store_objects
 from tests.controllers.clusters import make_build_controller
-from tests.controllers.rollout.agents import add_config, client_of, install_kinds
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import add_config, install_kinds
 from treenail.api import annotations as key
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
@@ -156,17 +157,14 @@ def cluster(host: str) -> Iterator[LabServer]:
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
         LabServer(Path(folder)) as server,
+        open_client(server.admin_kubeconfig) as client,
     ):
-        client, transport = client_of(server.admin_kubeconfig)
-        try:
-            install_kinds(client)
-            fill_cluster(client, host)
-            pools = [f"pool-{number:02}" for number in range(CONFIGS)]
-            nodes = [build_node(f"n{each:05}", pools[each % CONFIGS]) for each in range(NODES)]
-            server.call_api(store_objects("nodes", nodes))
-            yield server
-        finally:
-            transport.close()
+        install_kinds(client)
+        fill_cluster(client, host)
+        pools = [f"pool-{number:02}" for number in range(CONFIGS)]
+        nodes = [build_node(f"n{each:05}", pools[each % CONFIGS]) for each in range(NODES)]
+        server.call_api(store_objects("nodes", nodes))
+        yield server
 
 
 def fill_cluster(client: Client, host: str) -> None:

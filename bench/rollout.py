@@ -17,16 +17,10 @@ from typing import Any
 
 from bench.node import read_memory, wait_until
 from bench.result import Result
-from tests.controllers.rollout.agents import (
-    Agents,
-    add_config,
-    add_nodes,
-    add_policy,
-    add_pool,
-    client_of,
-    install_kinds,
-)
+from tests.controllers.rollout.agents import Agents, add_nodes
 from tests.controllers.rollout.world import World, build_reconciler
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import add_config, add_policy, add_pool, install_kinds
 from treenail.api import annotations as key
 from treenail.controllers.pools.maintenance_windows import DAYS
 from treenail.controllers.pools.pool_index import PoolIndex
@@ -175,18 +169,15 @@ def cluster(size: int) -> Iterator[tuple[LabServer, Client]]:
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
         LabServer(Path(folder)) as server,
+        open_client(server.admin_kubeconfig) as client,
     ):
-        client, transport = client_of(server.admin_kubeconfig)
         install_kinds(client)
         for config in ("old", "new"):
             add_config(client, config)
         add_nodes(client, [f"n{number:05}" for number in range(size)], "old")
         add_policy(client, "careful", CAREFUL)
         add_pool(client, "worker", "old", maxUnavailable="10%", rolloutPolicy="careful")
-        try:
-            yield server, client
-        finally:
-            transport.close()
+        yield server, client
 
 
 @contextmanager

@@ -21,14 +21,9 @@ from typing import Any
 from bench.node import read_cpu
 from bench.result import Result
 from bench.rollout import wait_for_rollout
-from tests.controllers.rollout.agents import (
-    Agents,
-    add_config,
-    add_pool,
-    client_of,
-    install_kinds,
-    ready,
-)
+from tests.controllers.rollout.agents import Agents
+from tests.fixtures.controllers import open_client
+from tests.fixtures.objects import add_config, add_pool, install_kinds, make_ready_condition
 from treenail.api import annotations as key
 from treenail.api.decode import Json
 from treenail.clocks import format_rfc3339
@@ -203,8 +198,8 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
     with (
         tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder,
         LabServer(Path(folder)) as server,
+        open_client(server.admin_kubeconfig) as client,
     ):
-        client, transport = client_of(server.admin_kubeconfig)
         install_kinds(client)
         for config in ("old", "new"):
             add_config(client, config)
@@ -222,10 +217,7 @@ def cluster(size: int, pools: list[str]) -> Iterator[tuple[LabServer, Client]]:
         server.call_api(store_objects("replicasets", owners, group="apps"))
         for pool in pools:
             add_pool(client, pool, "old", maxUnavailable="20%")
-        try:
-            yield server, client
-        finally:
-            transport.close()
+        yield server, client
 
 
 def store_objects(plural: str, objects: list[Json], *, group: str = "") -> Callable[[Any], None]:
@@ -307,7 +299,12 @@ def build_node_uid(name: str) -> str:
 def build_node(name: str, pool: str) -> Json:
     """Build a Node as a kubelet and an agent write it, of about 12 kB."""
     conditions = [
-        {**ready(), "type": kind, "status": "False", "message": f"kubelet has no {kind} now"}
+        {
+            **make_ready_condition(),
+            "type": kind,
+            "status": "False",
+            "message": f"kubelet has no {kind} now",
+        }
         for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
     ]
     managers = ("kubelet", "treenail", "treenail-drain", "kube-controller-manager")
@@ -346,7 +343,7 @@ def build_node(name: str, pool: str) -> Json:
         },
         "spec": {"podCIDR": "10.0.0.0/24", "providerID": f"example:///zone/{name}"},
         "status": {
-            "conditions": [*conditions, ready()],
+            "conditions": [*conditions, make_ready_condition()],
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
             "capacity": {"cpu": "64", "memory": "263919996Ki", "pods": "250"},
             "images": IMAGES,

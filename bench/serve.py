@@ -32,8 +32,8 @@ from bench.interpreter import BYTECODE
 from bench.node import read_cpu, read_memory
 from bench.result import Result
 from tests.contract.client import Cluster
-from tests.controllers.clusters import collection_of
 from tests.controllers.installed import apply
+from tests.fixtures.objects import collection_of
 from tests.provisioning.samples import make_pool
 from tests.provisioning.serving import write_certificate
 from treenail.clocks import SystemClock
