@@ -23,7 +23,7 @@
        ├─ ConfigRejectedError        Degraded                     a named config cannot be read
        │  └─ ConfigPendingError      (unchanged)                  it is that of a new machine
        └─ UnreachableError  ConflictError  GoneError  ForbiddenError  NotFoundError
-          AlreadyExistsError  InvalidError  TooManyRequestsError  NotLeaderError
+          AlreadyExistsError  InvalidError  TooLargeError  TooManyRequestsError  NotLeaderError
     UsageError                       (exit code 2)                 an invalid argument or setting
 
 ``node_state`` is the state that the Node shows. With None the state stays, and the Node shows the
@@ -239,6 +239,10 @@ class ConfigPendingError(ConfigMissingError):
 
 class InvalidError(ClusterError):
     """400 or 422: the API server rejects the object."""
+
+
+class TooLargeError(ClusterError):
+    """A response, an object or all objects of a watch have more bytes than allowed."""
 
 
 class NotLeaderError(ClusterError):

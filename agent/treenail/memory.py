@@ -1,6 +1,8 @@
 """Memory: sizes in bytes, collections of garbage while modules load, and glibc's allocator."""
 
 import gc
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -49,6 +51,21 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+_SHARED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+def measure_bytes(value: object) -> int:
+    """Return how many bytes a value and all that it refers to take, without code."""
+    size, seen, pending = 0, set[int](), [value]
+    while pending:
+        item = pending.pop()
+        if not (id(item) in seen or isinstance(item, _SHARED_TYPES)):
+            seen.add(id(item))
+            size += sys.getsizeof(item)
+            pending += gc.get_referents(item)
+    return size
 
 
 MIB = 1024 * 1024

@@ -212,7 +212,7 @@ def test_list_with_expired_continue_token_restarts_in_one_page() -> None:
 def test_list_without_end_is_rejected() -> None:
     transport = Answers(*[page("7", "a", more="next")] * 3)
 
-    with pytest.raises(ClusterError, match="list nodes: more than 3 pages of 1"):
+    with pytest.raises(ClusterError, match="list nodes: more than 3 objects"):
         Client(transport, page_size=1, max_pages=3).list(NODES)
 
 

@@ -12,25 +12,23 @@ from tests.fixtures.files import write_kubeconfig
 from tests.kube.server import Answer, Exchange, Server, serving
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
-from treenail.errors import ClusterError, UnreachableError, UsageError
+from treenail.errors import ClusterError, TooLargeError, UnreachableError, UsageError
 from treenail.kube.api_client import Transport
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.transport.kubeconfig import ApiServerConfig, read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.kube.transport.official import OfficialTransport
 
-GET = ApiRequest("GET", "/api/v1/nodes/a")
+GET = ApiRequest("GET", "/api/v1/nodes/a", max_bytes=10_000)
 MakeTransport = Callable[[str], Transport]
 
 
 def thin(kubeconfig: str) -> Transport:
-    return HttpTransport(read_kubeconfig(kubeconfig), SystemClock(), connect_s=2, max_bytes=10_000)
+    return HttpTransport(read_kubeconfig(kubeconfig), SystemClock(), connect_s=2)
 
 
 def official(kubeconfig: str) -> Transport:
-    made = OfficialTransport.from_kubeconfig(kubeconfig, SystemClock())
-    made.max_bytes = 10_000
-    return made
+    return OfficialTransport.from_kubeconfig(kubeconfig, SystemClock())
 
 
 def kubeconfig(server: Server, user: dict[str, object] | None = None, **cluster: object) -> str:
@@ -146,7 +144,7 @@ def test_endless_response_is_rejected(
     def long(exchange: Exchange) -> None:
         exchange.reply(gzip.compress(body) if headers else body, headers=headers)
 
-    with serving(tmp_path, long) as server, pytest.raises(ClusterError, match="longer than 10000"):
+    with serving(tmp_path, long) as server, pytest.raises(TooLargeError, match="longer than 10000"):
         connect(server).send(GET)
 
 
@@ -308,7 +306,7 @@ def test_interrupted_stream_raises_unreachable(tmp_path: Path, connect: Connect)
     ("line", "duration_s", "error", "text"),
     [
         (b"", 0.2, UnreachableError, r"no response within 0\.2 s"),
-        (b"x" * 20_000, 10, ClusterError, "longer than 10000"),
+        (b"x" * 20_000, 10, TooLargeError, "longer than 10000"),
         (b"", 60, None, ""),
     ],
     ids=["after its duration", "endless line", "closed between reads"],
@@ -352,7 +350,7 @@ def test_rejected_stream_with_endless_body_closes_its_connection(
 
     with serving(tmp_path, reject) as server:
         found = connect(server).open_stream(GET, duration_s=10)
-        with pytest.raises(ClusterError, match="longer than 10000"):
+        with pytest.raises(TooLargeError, match="longer than 10000"):
             found.read_response()
         assert ended.wait(10)
 

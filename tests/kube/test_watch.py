@@ -130,7 +130,7 @@ def test_watch_of_one_node_requests_only_that_node(server: Server, nodes: Nodes)
     watcher.stop()
 
     listed, watched = server.seen
-    assert listed.params == {"fieldSelector": "metadata.name=a", "limit": "250"}
+    assert listed.params == {"fieldSelector": "metadata.name=a", "limit": "125"}
     assert watched.params.pop("timeoutSeconds") in map(str, range(300, 601))
     assert watched.params == {
         "fieldSelector": "metadata.name=a",
@@ -190,7 +190,7 @@ def test_interrupted_watch_resumes_at_its_version(
     nodes.put("a")
     wait_until(lambda: len(watcher.changes) == 3)
 
-    assert [each.params["limit"] for each in lists(server.seen)] == ["250", "1"]
+    assert [each.params["limit"] for each in lists(server.seen)] == ["125", "1"]
     assert watcher.connected == 2
     (lost,) = watcher.lost
     assert lost.endswith("the connection ended before the response was complete")

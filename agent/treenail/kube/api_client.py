@@ -1,16 +1,20 @@
 """Client of the Kubernetes API: its verbs on plain JSON, over any transport."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from treenail import errors
+from treenail import errors, memory
 from treenail.encoding import json_text
 from treenail.kube import resources
 from treenail.kube.request import (
     JSON_CONTENT_TYPE,
+    MAX_BYTES,
+    OBJECT_PAGES,
+    PAGE_BYTES,
     ApiRequest,
     ApiResponse,
     make_response_error,
@@ -20,6 +24,7 @@ from treenail.kube.request import (
 Json = dict[str, object]
 JsonPatch = list[Json]
 Params = Mapping[str, str]
+T = TypeVar("T")
 
 _NO_PARAMS: Params = {}
 # A server that cannot leave spec and status out answers with the whole objects.
@@ -120,14 +125,17 @@ class Client:
         *,
         field_manager: str = "treenail",
         limit_s: float = 15.0,
-        page_size: int = 250,
-        max_pages: int = 400,
+        page_size: int = 125,
+        max_pages: int = 800,
+        page_bytes: int = PAGE_BYTES,
     ) -> None:
         self._transport = transport
         self._field_manager = field_manager
         self._limit_s = limit_s
         self._page_size = page_size
         self._max_pages = max_pages
+        self._page_bytes = page_bytes
+        self._object_bytes = OBJECT_PAGES * page_bytes
 
     def get(
         self,
@@ -147,18 +155,32 @@ class Client:
     def list(
         self, resource: resources.Resource, *, namespace: str = "", params: Params = _NO_PARAMS
     ) -> Listing:
-        """List all objects, page by page.
-
-        When the continue token expires the list restarts without pages, as in client-go's pager.
-        """
-        try:
-            pages = tuple(self.list_pages(resource, namespace=namespace, params=params))
-        except errors.GoneError:
-            pages = tuple(
-                self.list_pages(resource, namespace=namespace, params=params, is_paged=False)
-            )
+        """List all objects, page by page."""
+        pages = self.list_parsed(resource, lambda page: [page], namespace=namespace, params=params)
         items = tuple(item for page in pages for item in page.items)
         return Listing(items, pages[-1].resource_version)
+
+    def list_parsed(
+        self,
+        resource: resources.Resource,
+        parse_page: Callable[[Listing], Iterable[T]],
+        *,
+        namespace: str = "",
+        params: Params = _NO_PARAMS,
+        has_metadata_only: bool = False,
+    ) -> Sequence[T]:
+        """List all objects as ``parse_page`` returns them; only one page of whole ones is held."""
+        read_pages = partial(
+            self.list_pages,
+            resource,
+            namespace=namespace,
+            params=params,
+            has_metadata_only=has_metadata_only,
+        )
+        try:
+            return [value for page in read_pages() for value in parse_page(page)]
+        except errors.GoneError:  # The continue token expired: as in client-go's pager.
+            return [value for page in read_pages(is_paged=False) for value in parse_page(page)]
 
     def list_pages(
         self,
@@ -173,35 +195,51 @@ class Client:
 
         All pages are of the moment of the first one. With ``has_metadata_only`` the objects have
         neither spec nor status. Raises GoneError when the continue token expires: then list without
-        pages.
+        pages. A page of too many bytes is requested again with half as many objects; raises
+        TooLargeError, with its name, for one object of too many bytes.
         """
-        if is_paged:
-            # A continue token is valid for 5 to 15 minutes (ListOptions in meta/v1): etcd then
-            # compacts the versions that it reads.
-            params = {"limit": str(self._page_size), **params}
-        for _ in range(self._max_pages):
-            operation, answer = self._exchange_request(
-                "GET",
-                resource.build_path(namespace=namespace),
-                ("GET", resource.plural, namespace),
-                params=params,
-                accept=_ACCEPT_METADATA_LIST if has_metadata_only else JSON_CONTENT_TYPE,
-            )
-            page = _decode_object(operation, answer)
+        # A continue token is valid for 5 to 15 minutes (ListOptions in meta/v1): etcd then
+        # compacts the versions that it reads. It has no limit: each page may have another one.
+        limit = first_limit = int(params.get("limit", self._page_size)) if is_paged else 0
+        unread = max_objects = self._max_pages * self._page_size
+        is_too_large = False
+        while unread > 0:
+            params = {**params, "limit": str(limit)} if limit else params
+            try:
+                operation, answer = self._exchange_request(
+                    "GET",
+                    resource.build_path(namespace=namespace),
+                    ("GET", resource.plural, namespace),
+                    params=params,
+                    accept=_ACCEPT_METADATA_LIST if has_metadata_only else JSON_CONTENT_TYPE,
+                    max_bytes={0: MAX_BYTES, 1: self._object_bytes}.get(limit, self._page_bytes),
+                )
+            except errors.TooLargeError:
+                if limit > 1:
+                    limit //= 2
+                    continue
+                if has_metadata_only or not limit:
+                    raise
+                has_metadata_only = is_too_large = True  # Only its name is read.
+                continue
+            page, size = _decode_object(operation, answer), len(answer)
             listed, metadata = page.get("items"), page.get("metadata")
             if not isinstance(metadata, dict):
                 raise errors.ClusterError(f"list {resource.plural}: the response has no metadata")
             # Kubernetes 1.30 answers null for an empty list of metadata.
             items = tuple(listed) if isinstance(listed, list) else ()
+            if is_too_large:
+                raise _make_size_error(resource, items, self._object_bytes)
             yield Listing(items, str(metadata.get("resourceVersion") or ""))
             if not metadata.get("continue"):
                 return
             # Released before the next page arrives.
             del answer, page, listed, items
             params = {**params, "continue": str(metadata["continue"])}
-        raise errors.ClusterError(
-            f"list {resource.plural}: more than {self._max_pages} pages of {self._page_size}"
-        )
+            unread -= limit or self._page_size
+            if size < self._page_bytes // 4:
+                limit = min(2 * limit, first_limit)
+        raise errors.ClusterError(f"list {resource.plural}: more than {max_objects} objects")
 
     def create(
         self,
@@ -329,6 +367,7 @@ class Client:
             },
             limit_s=self._limit_s,
             accept=_ACCEPT_METADATA if has_metadata_only else JSON_CONTENT_TYPE,
+            max_bytes=self._object_bytes,
         )
         # The API server ends the watch after timeoutSeconds. The longer limit guards against a
         # server that does not.
@@ -370,6 +409,7 @@ class Client:
         content_type: str = JSON_CONTENT_TYPE,
         params: Params = _NO_PARAMS,
         accept: str = JSON_CONTENT_TYPE,
+        max_bytes: int = MAX_BYTES,
     ) -> tuple[str, bytes]:
         """Return the description of the request for messages, and the body of its answer."""
         # The API server requires fieldManager for apply and derives it from User-Agent otherwise.
@@ -377,7 +417,7 @@ class Client:
             params = {"fieldManager": self._field_manager, **params}
         data = b"" if body is None else json.dumps(body).encode("ascii")
         reply = self._transport.send(
-            ApiRequest(method, path, params, data, content_type, self._limit_s, accept)
+            ApiRequest(method, path, params, data, content_type, self._limit_s, accept, max_bytes)
         )
         operation = " ".join(filter(None, words))
         if not 200 <= reply.status < 300:
@@ -393,6 +433,19 @@ def _build_delete_options(uid: str, grace_s: int | None, resource_version: str =
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s
     return options
+
+
+def _make_size_error(
+    resource: resources.Resource, items: Sequence[Json], max_bytes: int
+) -> errors.TooLargeError:
+    """Build the error for the first object of a page, of which only the metadata are read."""
+    metadata = resources.get_object(items[0] if items else {}, "metadata")
+    name, namespace = metadata.get("name"), metadata.get("namespace")
+    where = f" -n {namespace}" if namespace else ""
+    return errors.TooLargeError(
+        f"list {resource.plural}: one object has more than {memory.format_bytes(max_bytes)}",
+        remedy=f"delete it: kubectl delete {resource.plural} {name}{where}",
+    )
 
 
 def _decode_object(operation: str, text: bytes) -> Json:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ParamSpec, Self, TypeVar
 
-from treenail import clocks, errors, label_selector
+from treenail import clocks, errors, label_selector, memory
 from treenail.kube import api_client, resources
 from treenail.kube.pods import DaemonSetCache, NodePods, Pod
 
@@ -33,6 +33,7 @@ _WAIT_S = 1.0
 """How long a round waits for an answer. Later answers count in the next round."""
 _SLOW_S = 10.0
 _UNANSWERED_RETRY_S = 30.0
+_MAX_SELECTOR_BYTES = 64 * 1024
 
 
 class BlockerReason(StrEnum):
@@ -419,28 +420,34 @@ class _BudgetCache:
 
     def __init__(self, client: api_client.Client) -> None:
         self._client = client
-        self._listed: dict[str, Sequence[api_client.Json]] = {}
+        self._listed: dict[str, Sequence[tuple[object, DisruptionBudget]]] = {}
 
     def find_budgets(self, pod: Pod) -> tuple[DisruptionBudget, ...]:
         if pod.namespace not in self._listed:
             self._listed[pod.namespace] = self._list_budgets(pod.namespace)
         return tuple(
-            _parse_budget(document)
-            for document in self._listed[pod.namespace]
-            if label_selector.matches_selector(
-                resources.get_object(document, "spec").get("selector"), pod.labels
-            )
+            budget
+            for selector, budget in self._listed[pod.namespace]
+            if label_selector.matches_selector(selector, pod.labels)
         )
 
-    def _list_budgets(self, namespace: str) -> Sequence[api_client.Json]:
+    def _list_budgets(self, namespace: str) -> Sequence[tuple[object, DisruptionBudget]]:
         try:
-            return self._client.list(resources.PODDISRUPTIONBUDGETS, namespace=namespace).items
-        except (errors.ForbiddenError, errors.NotFoundError) as error:
+            return self._client.list_parsed(
+                resources.PODDISRUPTIONBUDGETS,
+                lambda page: map(_parse_budget, page.items),
+                namespace=namespace,
+            )
+        except (errors.ForbiddenError, errors.NotFoundError, errors.TooLargeError) as error:
             log.debug("cannot list the budgets of %s: %s", namespace, error)
             return ()
 
 
-def _parse_budget(document: api_client.Json) -> DisruptionBudget:
+def _parse_budget(document: api_client.Json) -> tuple[object, DisruptionBudget]:
+    """Return its selector, and the budget; a large selector matches all pods of the namespace."""
+    selector = resources.get_object(document, "spec").get("selector")
+    if memory.measure_bytes(selector) > _MAX_SELECTOR_BYTES:
+        selector = {}
     allowed = resources.get_object(document, "status").get("disruptionsAllowed")
     name = str(resources.get_object(document, "metadata").get("name"))
-    return DisruptionBudget(name, allowed if isinstance(allowed, int) else 0)
+    return selector, DisruptionBudget(name, allowed if isinstance(allowed, int) else 0)

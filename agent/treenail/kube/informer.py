@@ -2,16 +2,22 @@
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from treenail import clocks, errors, retry
+from treenail import clocks, errors, memory, retry
 from treenail.kube import api_client, watch
 
 T = TypeVar("T")
 
 Transform = Callable[[api_client.Json], T | None]
 """Converts an object to the part that the cache stores; None stores nothing."""
+
+MAX_CACHED_BYTES = 64 * memory.MIB
+"""Of the values of one informer. 5,000 Nodes take 13 MiB with all controllers."""
+_ENTRY_BYTES = 400
+"""Of an object without its value: keys and versions in three dictionaries."""
 
 ChangeHandler = Callable[[str, T | None, T | None], None]
 """Receives the key, the value before (None: new) and the value after (None: deleted)."""
@@ -22,7 +28,7 @@ class Informer(Generic[T]):
 
     Handlers are called on the watching thread for each change, after the cache shows it. They
     should only enqueue the key. Each handler sees an unbroken sequence for an object: the value
-    after one call is the value before of the next.
+    after one call is the value before of the next. Above ``max_bytes`` it stores no other value.
     """
 
     def __init__(
@@ -34,8 +40,13 @@ class Informer(Generic[T]):
         *,
         on_lost: Callable[[errors.ClusterError], None] = lambda _: None,
         jitter: retry.Random = random.random,
+        max_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self._transform = transform
+        self._plural = scope.resource.plural
+        self._max_bytes = max_bytes
+        self._sizes: dict[str, int] = {}
+        self._cached_bytes = 0
         self._lock = threading.Lock()
         self._synced = threading.Event()
         self._objects: dict[str, T] = {}
@@ -103,6 +114,11 @@ class Informer(Generic[T]):
         return self._watch.restored_s
 
     @property
+    def error(self) -> str:
+        """Why the watch is disconnected, and what helps; empty while it is not or never was."""
+        return self._watch.error
+
+    @property
     def stale_reason(self) -> str:
         """Why the cache may be outdated; empty when it is current."""
         return self._watch.stale_reason
@@ -119,6 +135,8 @@ class Informer(Generic[T]):
 
     def _apply_change(self, key: str, document: api_client.Json | None) -> None:
         after = None if document is None else self._transform(document)
+        size = 0 if document is None else _ENTRY_BYTES + memory.measure_bytes(after)
+        self._count_bytes(key, size)
         with self._lock:
             before = self._objects.pop(key, None)
             if after is not None:
@@ -126,3 +144,24 @@ class Informer(Generic[T]):
         if before is not None or after is not None:
             for handler in self._handlers:
                 handler(key, before, after)
+
+    def _count_bytes(self, key: str, size: int) -> None:
+        """Count the bytes of a value; raise TooLargeError instead of exceeding the limit."""
+        total = self._cached_bytes + size - self._sizes.get(key, 0)
+        if total > max(self._max_bytes, self._cached_bytes):
+            raise errors.TooLargeError(
+                f"list {self._plural}: {len(self._sizes)} objects take "
+                f"{memory.format_bytes(self._max_bytes)} of memory, and {key} does not fit",
+                remedy=f"delete {self._plural}{self._find_largest_namespace()}",
+            )
+        self._cached_bytes = total
+        self._sizes[key] = size
+        if not size:
+            del self._sizes[key]
+
+    def _find_largest_namespace(self) -> str:
+        used = Counter[str]()
+        for key, size in self._sizes.items():
+            used[key.rpartition("/")[0]] += size
+        namespace = max(used, key=used.__getitem__, default="")
+        return f" of namespace {namespace}, which has the most bytes" if namespace else ""

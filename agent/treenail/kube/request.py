@@ -9,6 +9,11 @@ from treenail.encoding import json_text
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_BYTES = 64 * memory.MIB
+PAGE_BYTES = 2 * memory.MIB
+"""Of a page of a list. Any user can create objects of more than 1 MB, and each is parsed."""
+OBJECT_PAGES = 8
+"""One object may have as many bytes as this many pages. etcd stores 1.5 MiB at most
+(--max-request-bytes), and the JSON of that can have six times as many bytes."""
 CHUNK_BYTES = 65536
 # An API server sends 1 to 10 s. A caller must not wait for longer without a report.
 _MAX_RETRY_AFTER_S = 60.0
@@ -47,6 +52,8 @@ class ApiRequest:
     content_type: str = JSON_CONTENT_TYPE
     limit_s: float = 15.0
     accept: str = JSON_CONTENT_TYPE
+    max_bytes: int = MAX_BYTES
+    """Of the response, or of a line of a stream."""
 
     @property
     def target(self) -> str:
@@ -74,7 +81,7 @@ def parse_retry_after_s(header: str | None) -> float:
 
 
 def read_body(chunks: Iterable[bytes], max_bytes: int, operation: str) -> bytes:
-    """Join all chunks; raise ClusterError above ``max_bytes``."""
+    """Join all chunks; raise TooLargeError above ``max_bytes``."""
     body = bytearray()
     for piece in chunks:
         body += piece
@@ -83,7 +90,7 @@ def read_body(chunks: Iterable[bytes], max_bytes: int, operation: str) -> bytes:
 
 
 def iter_lines(chunks: Iterable[bytes], max_bytes: int, operation: str) -> Iterator[bytes]:
-    """Yield each line as it arrives, without its end; raise ClusterError for a longer one."""
+    """Yield each line as it arrives, without its end; raise TooLargeError for a longer one."""
     pending = bytearray()
     for piece in chunks:
         pending += piece
@@ -95,9 +102,9 @@ def iter_lines(chunks: Iterable[bytes], max_bytes: int, operation: str) -> Itera
 
 
 def check_length(length: int, max_bytes: int, operation: str) -> None:
-    """Raise ClusterError when the body is longer than allowed."""
+    """Raise TooLargeError when the body is longer than allowed."""
     if length > max_bytes:
-        raise errors.ClusterError(f"{operation}: the response is longer than {max_bytes} bytes")
+        raise errors.TooLargeError(f"{operation}: the response is longer than {max_bytes} bytes")
 
 
 def make_response_error(operation: str, reply: ApiResponse) -> errors.ClusterError:

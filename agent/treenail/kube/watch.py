@@ -12,7 +12,8 @@ from treenail.kube import api_client, resource_version, resources
 log = logging.getLogger(__name__)
 
 ObjectHandler = Callable[[str, api_client.Json | None], None]
-"""Receives the key, and the current object or None when it is deleted."""
+"""Receives the key, and the current object or None when it is deleted.
+Raises TooLargeError for an object that the next list must report again."""
 
 # client-go watches for 5 to 10 minutes at random (reflector.go), so that a server does not end all
 # watches in the same second.
@@ -24,6 +25,7 @@ STALE_AFTER_S = 90.0
 CHECK_AFTER_S = 75.0
 """Silence after which the watch is checked. kube-apiserver sends a bookmark about once a minute,
 but none for a kind without any change since its start (cacher.go)."""
+_NOT_CONNECTED = "not connected yet"
 SETTLE_S = 2.0
 """Time after a lost connection in which the API server sends what changed meanwhile."""
 
@@ -54,9 +56,9 @@ class ResourceWatch:
     """Reports the objects of a scope and each change, on its own thread.
 
     ``on_change`` runs once for each version of an object. ``on_connected`` runs after the first
-    complete list and after each reconnect. ``on_lost`` runs when the server is unreachable, and
-    again when the error changes. The callbacks run on the watching thread; they should only
-    enqueue.
+    complete list and after each reconnect. ``on_lost`` runs when the server is unreachable, or an
+    object too large, and again when the error changes. The callbacks run on the watching thread;
+    they should only enqueue.
 
     The watch resumes at the last resourceVersion, also that of a bookmark: after an hour without
     the server two small requests are enough. It lists again when the server answers 410 Gone, when
@@ -83,16 +85,16 @@ class ResourceWatch:
         self._list_handlers: list[Callable[[], None]] = []
         self._on_lost = on_lost
         self._backoff = backoff or retry.Backoff()
-        self._optional_backoff = (
-            retry.Backoff(first_s=60.0, max_s=600.0) if scope.is_optional else None
-        )
+        # For what only a user can change: a missing kind or role, and objects that are too large.
+        self._rare_backoff = retry.Backoff(first_s=60.0, max_s=600.0)
         self._jitter = jitter
         self._stopped = threading.Event()
         self._stream: api_client.WatchStream | None = None
         self._thread: threading.Thread | None = None
         self._resource_version = ""
         self._reported: dict[str, tuple[object, object]] = {}
-        self._last_error: str | None = "not connected yet"
+        self._omitted: errors.TooLargeError | None = None  # of the list in progress
+        self._last_error: str | None = _NOT_CONNECTED
         self._is_lost = False
         """True from a lost connection until the next one."""
         self._list_requested_at = float("-inf")
@@ -168,7 +170,7 @@ class ResourceWatch:
         """Why the reported objects may be outdated; empty when the watch is current."""
         plural = self._scope.resource.plural
         if self._listed_at is None:
-            return f"{plural} are not listed yet"
+            return f"{plural} are not listed yet" + (f": {self.error}" if self.error else "")
         if (error := self._last_error) is not None:
             return f"the watch of {plural} is disconnected: {error}"
         if not self._resource_version:
@@ -179,6 +181,11 @@ class ResourceWatch:
         if self.silence_s > STALE_AFTER_S:
             return f"the watch of {plural} received no event for more than {STALE_AFTER_S:g} s"
         return ""
+
+    @property
+    def error(self) -> str:
+        """Why the watch is disconnected, and what helps; empty while it is not, or not yet."""
+        return (self._last_error or "").removeprefix(_NOT_CONNECTED)
 
     @property
     def restored_s(self) -> float:
@@ -220,16 +227,15 @@ class ResourceWatch:
         if self._stopped.is_set():
             return 0.0
         self._is_lost = True
-        if str(error) != self._last_error:
-            self._last_error = str(error)
+        text = f"{error}; {error.remedy}".removesuffix("; ")
+        if text != self._last_error:
+            self._last_error = text
             self._on_lost(error)
         # A missing CustomResourceDefinition gives 404, a missing role 403.
-        withheld = (
-            self._optional_backoff
-            if isinstance(error, errors.NotFoundError | errors.ForbiddenError)
-            else None
-        )
-        pause_s = (withheld or self._backoff).next_pause_s()
+        is_withheld = isinstance(error, errors.NotFoundError | errors.ForbiddenError)
+        is_rare = is_withheld and self._scope.is_optional
+        is_rare |= isinstance(error, errors.TooLargeError)
+        pause_s = (self._rare_backoff if is_rare else self._backoff).next_pause_s()
         return (
             max(pause_s, error.retry_after_s)
             if isinstance(error, errors.TooManyRequestsError)
@@ -238,6 +244,7 @@ class ResourceWatch:
 
     def _list_objects(self) -> None:
         began = self._clock.monotonic()
+        self._omitted = None
         try:
             # Without a resourceVersion the API server lists the newest state, never an older one.
             version, listed = self._report_pages(is_paged=True)
@@ -251,6 +258,8 @@ class ResourceWatch:
         for key in sorted(self._reported.keys() - listed):
             del self._reported[key]
             self._on_change(key, None)
+        if self._omitted is not None:
+            raise self._omitted
         self._resource_version = version
         self._listed_at = began
         for handler in self._list_handlers:
@@ -322,7 +331,11 @@ class ResourceWatch:
                     # etcd may continue with higher versions: etcdutl snapshot restore
                     # --bump-revision.
                     self._restored_at = self._clock.monotonic()
-                self._report_object(item)
+                try:
+                    self._report_object(item)
+                except errors.TooLargeError as error:
+                    # What the list lacks is deleted last, and makes room for the next list.
+                    self._omitted = error
         return version, listed
 
     def _has_older_version(self, document: api_client.Json) -> bool:
@@ -391,8 +404,7 @@ class ResourceWatch:
             if not is_complete:
                 self._settled_at = now + SETTLE_S
             self._last_error = None
-            if self._optional_backoff is not None:
-                self._optional_backoff.reset()
+            self._rare_backoff.reset()
             self._on_connected()
 
     def _handle_event(self, event: api_client.WatchEvent) -> None:
@@ -412,8 +424,8 @@ class ResourceWatch:
     def _report_object(self, document: api_client.Json) -> None:
         key, version = format_key(document), _get_version(document)
         if self._reported.get(key) != version:
-            self._reported[key] = version
             self._on_change(key, document)
+            self._reported[key] = version
 
 
 def _get_version(document: api_client.Json) -> tuple[object, object]:

@@ -1,7 +1,7 @@
 """Read the objects of a cluster that a plan or a status needs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from treenail import errors
@@ -37,15 +37,16 @@ def read_pools(client: api_client.Client) -> dict[str, pool_membership.ObservedP
 
 def read_metadata(
     client: api_client.Client, resource: resources.Resource
-) -> list[object_meta.ObjectMeta]:
+) -> Sequence[object_meta.ObjectMeta]:
     """Read the metadata of all objects of a kind; nothing when the cluster lacks the kind."""
     try:
-        pages = [*client.list_pages(resource, has_metadata_only=True)]
-    except errors.GoneError:
-        pages = [*client.list_pages(resource, has_metadata_only=True, is_paged=False)]
+        return client.list_parsed(
+            resource,
+            lambda page: [object_meta.read_metadata(document, "") for document in page.items],
+            has_metadata_only=True,
+        )
     except errors.NotFoundError:
-        return []
-    return [object_meta.read_metadata(document, "") for page in pages for document in page.items]
+        return ()
 
 
 def read_strays(
@@ -167,14 +168,13 @@ def _read_blocking_budgets(
 ) -> tuple[disruption_budgets.BlockingBudget, ...]:
     """Read the budgets that never allow an eviction; list pods only in their namespaces."""
     try:
-        listed = client.list(resources.PODDISRUPTIONBUDGETS).items
         suspects: Mapping[str, list[decode.Json]] = defaultdict(list)
-        for budget in listed:
-            if disruption_budgets.find_blocking_reason(budget):
-                namespace = (
-                    decode.Fields.from_json(budget, "").get_object("metadata").get_text("namespace")
-                )
-                suspects[namespace].append(budget)
+        for budget in client.list_parsed(
+            resources.PODDISRUPTIONBUDGETS,
+            lambda page: filter(disruption_budgets.find_blocking_reason, page.items),
+        ):
+            fields = decode.Fields.from_json(budget, "")
+            suspects[fields.get_object("metadata").get_text("namespace")].append(budget)
         blocking_budgets = []
         for namespace, budgets in sorted(suspects.items()):
             pods = client.list(resources.PODS, namespace=namespace).items

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from treenail import clocks, errors
 from treenail.kube.request import (
-    MAX_BYTES,
     ApiRequest,
     ApiResponse,
     check_length,
@@ -33,8 +32,7 @@ class HttpTransport:
     """Sends requests over a pool of connections and opens streams. Thread-safe.
 
     The pool keeps at most ``max_kept`` idle connections; concurrent requests open more. Each stream
-    has its own connection. Connecting may take ``connect_s``. A response, or a line of a stream,
-    of more than ``max_bytes`` raises ClusterError.
+    has its own connection. Connecting may take ``connect_s``.
     """
 
     def __init__(
@@ -44,9 +42,8 @@ class HttpTransport:
         *,
         max_kept: int = 1,
         connect_s: float = 10.0,
-        max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._protocol = _HttpProtocol(config, clock, connect_s, max_bytes)
+        self._protocol = _HttpProtocol(config, clock, connect_s)
         self._clock = clock
         self._max_kept = max_kept
         self._lock = threading.Lock()
@@ -263,7 +260,6 @@ class _HttpProtocol:
         config: kubeconfig.ApiServerConfig,
         clock: clocks.Clock,
         connect_s: float,
-        max_bytes: int,
     ) -> None:
         server = urlsplit(config.server)
         self.credentials = credentials.ApiCredentials(config)
@@ -274,7 +270,6 @@ class _HttpProtocol:
         self._authority = server.netloc
         self._server_name = config.tls_server_name or self._host
         self._connect_s = connect_s
-        self._max_bytes = max_bytes
 
     def make_connection(self) -> TlsConnection:
         return TlsConnection(self.credentials.get_tls_context(), self._clock)
@@ -292,8 +287,8 @@ class _HttpProtocol:
         return HttpResponse(connection)
 
     def read_response(self, request: ApiRequest, response: HttpResponse) -> ApiResponse:
-        """Read the body; raise ClusterError when it is longer than allowed."""
-        body = read_body(response.iter_body(), self._max_bytes, self._describe_request(request))
+        """Read the body; raise TooLargeError when it is longer than allowed."""
+        body = read_body(response.iter_body(), request.max_bytes, self._describe_request(request))
         return ApiResponse(
             response.status,
             self._decompress(request, response, body),
@@ -303,7 +298,7 @@ class _HttpProtocol:
     def iter_lines(self, request: ApiRequest, response: HttpResponse) -> Iterator[bytes]:
         """Yield each line of the body as it arrives, without its end."""
         yield from iter_lines(
-            response.iter_body(), self._max_bytes, self._describe_request(request)
+            response.iter_body(), request.max_bytes, self._describe_request(request)
         )
 
     def make_unreachable(
@@ -351,10 +346,10 @@ class _HttpProtocol:
         unzip = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
             # Stop above the limit: a small body can decompress to gigabytes.
-            plain = unzip.decompress(body, self._max_bytes + 1)
+            plain = unzip.decompress(body, request.max_bytes + 1)
         except zlib.error as error:
             raise MalformedResponseError("the response is not gzip") from error
-        check_length(len(plain), self._max_bytes, self._describe_request(request))
+        check_length(len(plain), request.max_bytes, self._describe_request(request))
         return plain
 
     def _describe_request(self, request: ApiRequest) -> str:

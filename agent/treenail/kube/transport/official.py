@@ -19,7 +19,6 @@ from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 from treenail import clocks, errors
 from treenail.kube.request import (
     CHUNK_BYTES,
-    MAX_BYTES,
     ApiRequest,
     ApiResponse,
     iter_lines,
@@ -44,7 +43,6 @@ class OfficialTransport:
         clock: clocks.Clock,
         *,
         connect_s: float = 10.0,
-        max_bytes: int = MAX_BYTES,
         max_kept: int = 32,
     ) -> None:
         self._api = api
@@ -53,7 +51,6 @@ class OfficialTransport:
         self._pool.connection_pool_kw["socket_options"] = list(SOCKET_OPTIONS)
         self._clock = clock
         self._connect_s = connect_s
-        self.max_bytes = max_bytes
 
     @classmethod
     def from_kubeconfig(
@@ -143,10 +140,10 @@ class OfficialTransport:
         return cast("urllib3.HTTPResponse", response)
 
     def read_response(self, request: ApiRequest, response: urllib3.HTTPResponse) -> ApiResponse:
-        """Read the body; raise ClusterError when it is longer than allowed."""
+        """Read the body; raise TooLargeError when it is longer than allowed."""
         end = self._clock.monotonic() + request.limit_s
         body = read_body(
-            self._iter_chunks(response, end), self.max_bytes, self.describe_request(request)
+            self._iter_chunks(response, end), request.max_bytes, self.describe_request(request)
         )
         return ApiResponse(
             response.status, body, parse_retry_after_s(response.headers.get("Retry-After"))
@@ -227,7 +224,7 @@ class OfficialStream:
         try:
             yield from iter_lines(
                 self._response.stream(CHUNK_BYTES, decode_content=True),
-                self._transport.max_bytes,
+                self._request.max_bytes,
                 self._transport.describe_request(self._request),
             )
         except (HTTPError, OSError) as error:

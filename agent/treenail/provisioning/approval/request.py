@@ -7,7 +7,8 @@ import hashlib
 import re
 import shlex
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -218,25 +219,23 @@ def _decode_pem(request: str) -> bytes:
     return base64.b64decode(match[1].replace(b"\n", b""), validate=True)
 
 
-def list_kubelet_requests(client: api_client.Client) -> list[KubeletRequest]:
+def list_kubelet_requests(client: api_client.Client) -> Sequence[KubeletRequest]:
     """List the requests of machines with an access token; none where RBAC forbids it.
 
     Raises `ClusterError`.
     """
     selector = {"fieldSelector": f"spec.signerName={KUBELET_SIGNER}"}
-    requests = []
+
+    def parse_page(page: api_client.Listing) -> Iterator[KubeletRequest]:
+        for document in page.items:
+            with suppress(errors.ConfigError):
+                if (request := KubeletRequest.from_json(document)) is not None:
+                    yield request
+
     try:
-        for page in client.list_pages(resources.CERTIFICATESIGNINGREQUESTS, params=selector):
-            for document in page.items:
-                try:
-                    request = KubeletRequest.from_json(document)
-                except errors.ConfigError:
-                    continue
-                if request is not None:
-                    requests.append(request)
+        return client.list_parsed(resources.CERTIFICATESIGNINGREQUESTS, parse_page, params=selector)
     except (errors.ForbiddenError, errors.NotFoundError):
-        return []
-    return requests
+        return ()
 
 
 PLACEHOLDER_NAMES = frozenset({

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from treenail import clocks, errors, sanitize
+from treenail import clocks, sanitize
 from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.kube import api_client, event_recorder, resources
 from treenail.provisioning.approval.request import list_kubelet_requests
@@ -88,16 +88,11 @@ class MissingMachineReporter:
         for pool, machines in missing.items():
             self._report_machines(pools.get(pool), machines)
 
-    def _list_nodes(self) -> list[joined_machines.ArrivedNode]:
-        try:
-            # Whole Nodes are large: keep those of one page only.
-            return [
-                node
-                for page in self._client.list_pages(resources.NODES)
-                for node in joined_machines.parse_nodes(page.items)
-            ]
-        except errors.GoneError:
-            return [*joined_machines.parse_nodes(self._client.list(resources.NODES).items)]
+    def _list_nodes(self) -> Sequence[joined_machines.ArrivedNode]:
+        # Whole Nodes are large: keep those of one page only.
+        return self._client.list_parsed(
+            resources.NODES, lambda page: joined_machines.parse_nodes(page.items)
+        )
 
     def _write_checks(self, machines: Iterable[joined_machines.JoinedMachine]) -> frozenset[str]:
         """Write the results; return the IDs of the rows that no other server checked before."""

@@ -48,7 +48,7 @@ class TokenUseSettler:
             return
         self._listed_at = self._clock.monotonic()
         now = self._clock.now()
-        nodes = [*parse_nodes(self._client.list(resources.NODES).items)]
+        nodes = self._client.list_parsed(resources.NODES, lambda page: parse_nodes(page.items))
         requests = request.list_kubelet_requests(self._client)
         settled = [
             (before, after)
