@@ -31,6 +31,7 @@ from treenail.controllers.rollout.external_gates import GateClient
 from treenail.controllers.rollout.machineconfignodes import MachineConfigNodeController
 from treenail.controllers.rollout.reconcile import RolloutSettings
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
+from treenail.controllers.runtime.runtime import ControllerRuntime
 from treenail.controllers.runtime.web import WebClient
 from treenail.controllers.runtime.workers import Controller
 from treenail.errors import AlreadyExistsError, ClusterError, NotFoundError
@@ -52,6 +53,7 @@ from treenail.kube.transport.native import HttpStream, HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME, InstallOptions
 from treenail.manifests.permissions import DEFAULT_CONTROLLERS
+from treenail.provisioning.approval.controller import ApprovalController
 from treenail.registry.transport import RegistryLimits
 
 Json = dict[str, Any]
@@ -183,6 +185,13 @@ class Place:
         )
         return full
 
+    def create(self, resource: Resource, name: str, document: Json) -> None:
+        """Create an object, in the namespace of the test if the kind has one."""
+        namespace = self.prefix if resource.namespaced else ""
+        body = {"metadata": {"name": name}, **document}
+        self.client.create(resource, body, namespace=namespace)
+        self._made.append((resource, name, namespace))
+
     def pod(self, node: str, name: str, app: str) -> None:
         """Create a pod that runs on a node."""
         metadata = {"name": name, "labels": {"app": app}}
@@ -257,12 +266,6 @@ class Place:
 
     # Controllers
 
-    def _make_install_controller(
-        self, client: Client, recorder: EventRecorder
-    ) -> InstallController:
-        mover = ImageMover(ClusterReader(client, CLOCK, namespace=self.prefix), CLOCK)
-        return InstallController(client, CLOCK, recorder, mover, namespace=self.prefix)
-
     def account_kubeconfig(self) -> Path:
         """Return a client with a token of the controllers' service account."""
         path = f"/api/v1/namespaces/{self.prefix}/serviceaccounts/{NAME}/token"
@@ -277,28 +280,14 @@ class Place:
         return found
 
     @contextmanager
-    def controllers(self) -> Iterator[None]:
+    def controllers(self) -> Iterator[ControllerRuntime]:
         """Run all controllers with leader election and only their service account."""
         transport = Transport(self.account_kubeconfig(), self._policy)
         client = Client(transport)
         recorder = EventRecorder(client, NAME, "test", CLOCK)
         metrics = ControllerMetrics()
         candidacy = LeaderElectionConfig(self.prefix, NAME, "test", retry_period_s=0.5)
-        gates = GateClient(WebClient())
-        known: dict[str, list[Controller]] = {
-            "render": [RenderController(client, CLOCK, recorder, settle_s=0.0)],
-            "rollout": [
-                RolloutController(client, CLOCK, gates, recorder, RolloutSettings()),
-                MachineConfigNodeController(client, CLOCK),
-            ],
-            "drain": [DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0)],
-            "build": [
-                make_build_controller(
-                    client, recorder, namespace=self.prefix, hold_namespace=self.prefix
-                )
-            ],
-            "install": [self._make_install_controller(client, recorder)],
-        }
+        known = make_controllers(client, recorder, metrics, self.prefix)
         with run_controllers(
             client,
             *(each for name in self.controllers_run for each in known[name]),
@@ -307,9 +296,30 @@ class Place:
             make_elector=lambda gain, loss: LeaderElector(
                 client, candidacy, CLOCK, on_started_leading=gain, on_stopped_leading=loss
             ),
-        ):
-            yield
+        ) as runtime:
+            yield runtime
         transport.close()
+
+
+def make_controllers(
+    client: Client, recorder: EventRecorder, metrics: ControllerMetrics, namespace: str
+) -> dict[str, list[Controller]]:
+    """Make all controllers by the names of ``run --enable``, with their objects in a namespace."""
+    gates = GateClient(WebClient())
+    mover = ImageMover(ClusterReader(client, CLOCK, namespace=namespace), CLOCK)
+    return {
+        "render": [RenderController(client, CLOCK, recorder, settle_s=0.0)],
+        "rollout": [
+            RolloutController(client, CLOCK, gates, recorder, RolloutSettings()),
+            MachineConfigNodeController(client, CLOCK),
+        ],
+        "drain": [DrainController(client, recorder, CLOCK, metrics, report_after_s=1.0)],
+        "build": [
+            make_build_controller(client, recorder, namespace=namespace, hold_namespace=namespace)
+        ],
+        "install": [InstallController(client, CLOCK, recorder, mover, namespace=namespace)],
+        "approve": [ApprovalController(client, CLOCK, recorder, namespace)],
+    }
 
 
 def make_build_controller(

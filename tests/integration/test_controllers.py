@@ -247,14 +247,14 @@ def test_second_replica_continues_when_leader_is_killed(fleet: Fleet) -> None:
     assert fleet.leader() == f"{NAME}-0"
     fleet.ask(image)
     wait_until(lambda: any(fleet.out.values()), limit_s=LIMIT_S)
-    assert "starting controllers" not in log.read_text()
+    assert "starting controller " not in log.read_text()
     fleet.controllers.kill_replica(0)
     # The lease would run out after a minute.
     spec: dict[str, object] = {"spec": {"holderIdentity": ""}}
     fleet.lab.client.patch(LEASES, NAME, spec, namespace=OPTIONS.namespace)
     fleet.settle(image)
     assert fleet.leader() == f"{NAME}-1"
-    assert "starting controllers" in log.read_text()
+    assert "starting controller " in log.read_text()
     assert fleet.most_out == 1
 
     # One that ends in order gives the lease to the next at once.

@@ -25,7 +25,7 @@ from treenail.provisioning.tokens.tokens import TokenTable
 NAME = re.compile(r"\b(?:treenail|mcd)_[a-z_]+")
 ALERTS = Path(__file__).parents[2] / "agent/treenail/manifests/monitoring_files/alerts.yaml"
 # Added by ControllerRuntime, which needs a cluster.
-OF_RUNTIME = {f"{PREFIX}leader", f"{PREFIX}watch_silence_seconds"}
+OF_RUNTIME = {f"{PREFIX}{name}" for name in ("leader", "watch_silence_seconds", "watch_degraded")}
 
 
 def known_metrics() -> set[str]:

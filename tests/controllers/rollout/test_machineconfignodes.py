@@ -154,4 +154,4 @@ def test_cluster_without_machineconfignodes_gets_none(server: LabServer, client:
     add_pool(client, "worker", "old")
     with running(server) as runtime:
         wait_until(lambda: server.count_requests(user=USER, verb="create"))
-        assert runtime.unsynced_reason == ""
+        assert runtime.unready_reason == ""

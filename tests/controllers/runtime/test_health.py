@@ -18,6 +18,7 @@ class State:
 
     problem = ""
     missing = ""
+    degraded = ""
 
 
 @contextmanager
@@ -25,7 +26,10 @@ def serving(state: State) -> Iterator[int]:
     metrics = ControllerMetrics()
     metrics.add_gauge("leader", "Whether it leads.").set_function(by=lambda: 0)
     server = HealthServer(
-        "127.0.0.1", 0, metrics, healthy=lambda: state.problem, ready=lambda: state.missing
+        *("127.0.0.1", 0, metrics),
+        healthy=lambda: state.problem,
+        ready=lambda: state.missing,
+        degraded=lambda: state.degraded,
     )
     with server:
         yield server.port
@@ -45,6 +49,8 @@ def test_pages_report_health_and_metrics() -> None:
     with serving(state) as port:
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/readyz?verbose") == (200, "ok\n")
+        state.degraded = "degraded: pods: list pods: forbidden"
+        assert get(port, "/readyz") == (200, "ok\ndegraded: pods: list pods: forbidden\n")
         state.problem, state.missing = (
             "a sync has been running for 700 s",
             "nodes are not listed yet",

@@ -151,7 +151,7 @@ def test_each_change_is_synced(client: Client) -> None:
         change(client, "a", {"data": {"word": None}})
         wait_until(lambda: reader.seen[2:] == [("default/a", None)])
         assert reader.view.get_all() == {}
-        assert process.runtime.unsynced_reason == process.runtime.stuck_reason == ""
+        assert process.runtime.unready_reason == process.runtime.stuck_reason == ""
     assert reader.closed
     assert process.ended == [True]
 
@@ -213,7 +213,7 @@ def test_no_sync_runs_before_all_informers_synced(server: LabServer, client: Cli
     server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(resource="configmaps"))
     reader = Reader()
     with running(client, reader) as process:
-        wait_until(lambda: "unable to handle the request" in process.runtime.unsynced_reason)
+        wait_until(lambda: "unable to handle the request" in process.runtime.unready_reason)
         assert reader.turns == {}
         server.lift_fault()
         wait_until(lambda: reader.seen == [("default/a", "one")])
@@ -261,7 +261,7 @@ def test_one_of_two_processes_leads_and_hands_over_at_exit(client: Client) -> No
     with running(client, first, stand=standing(client, "first")) as leader:
         wait_until(lambda: first.seen)
         with running(client, second, stand=standing(client, "second")) as standby:
-            wait_until(lambda: not standby.runtime.unsynced_reason)
+            wait_until(lambda: not standby.runtime.unready_reason)
             assert "leader 0" in standby.metrics.render_text()
             change(client, "a", {"data": {"word": "two"}})
             wait_until(lambda: first.seen[1:] == [("default/a", "two")])
@@ -329,7 +329,7 @@ def test_new_leader_lists_every_kind_before_its_first_sync(
     with running(client, first, stand=standing(client, "first")) as leader:
         wait_until(lambda: first.seen)
         with running(client, second, stand=standing(client, "second")) as standby:
-            wait_until(lambda: not standby.runtime.unsynced_reason)
+            wait_until(lambda: not standby.runtime.unready_reason)
             before = server.count_requests(verb="list", resource="configmaps")
             server.inject_fault(
                 RejectFault(503, retry_after_s=0), FaultMatch(verb="list", resource="configmaps")
@@ -353,7 +353,6 @@ def test_disconnected_watch_makes_the_process_unready(server: LabServer, client:
         server.inject_fault(RejectFault(503, retry_after_s=0), FaultMatch(verb="watch"))
         server.cut_watches("configmaps")
         wait_until(lambda: "watch of configmaps is disconnected" in process.runtime.unready_reason)
-        assert process.runtime.unsynced_reason == ""
         assert 'watch_silence_seconds{resource="configmaps"}' in process.metrics.render_text()
 
 

@@ -212,12 +212,18 @@ class DrainController:
         view = informers.add_view(watch.WatchScope(resources.NODES), decide.DrainNode.from_json)
         view.add_handler(lambda name, _before, _after: enqueue(name))
         informers.add_view(
-            watch.WatchScope(resources.PODDISRUPTIONBUDGETS), _parse_disruptions_allowed
+            # Any user can create large ones. A change only makes the next eviction earlier.
+            watch.WatchScope(resources.PODDISRUPTIONBUDGETS),
+            _parse_disruptions_allowed,
+            required=False,
         ).add_handler(self._on_budget_change)
         self._nodes = DrainNodeClient(self._client, view)
         view.add_list_handler(self._handle_node_list)
         self._drain_reports: informer_set.InformerView[bool] = informers.add_view(
-            watch.WatchScope(resources.MACHINECONFIGNODES), conditions.reports_drain, optional=True
+            watch.WatchScope(resources.MACHINECONFIGNODES),
+            conditions.reports_drain,
+            optional=True,
+            required=False,
         )
         self._drain_reports.add_handler(lambda name, _before, _after: enqueue(name))
         self._enqueue = enqueue
@@ -234,7 +240,7 @@ class DrainController:
                 return self._apply_decision(node)
             except errors.ConflictError:
                 node = self._nodes.read_node(key)
-            except (errors.ForbiddenError, errors.InvalidError) as error:
+            except (errors.ForbiddenError, errors.InvalidError, errors.TooLargeError) as error:
                 self._emit_warning(
                     key, "DrainFailing", f"cannot apply {node.desired_drain}: {error}"
                 )

@@ -349,7 +349,9 @@ class BuildViews:
             is_optional=True,
             has_metadata_only=True,
         )
-        self.inputs = informers.add_view(inputs, InputVersion.from_json, optional=True)
+        self.inputs = informers.add_view(
+            inputs, InputVersion.from_json, optional=True, required=False
+        )
         self.inputs.add_handler(self._handle_input)
         jobs = watch.WatchScope(resources.JOBS, self._namespace, label_selector=key.BUILD_KEY)
         pods = watch.WatchScope(resources.PODS, self._namespace, label_selector=key.BUILD_KEY)

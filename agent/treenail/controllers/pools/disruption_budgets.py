@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 MAX_BUDGETS = 20
 """Exhausted budgets whose pods are listed. Each costs a request, for the order of nodes alone."""
+MAX_QUERY = 4096
+"""Characters of a label selector in a URL. Any user can write one of 1 MB."""
 CACHE_S = 10.0
 _FINISHED_PHASES = ("Succeeded", "Failed")
 
@@ -46,11 +48,12 @@ class ExhaustedBudget:
 
     @classmethod
     def from_json(cls, document: decode.Json) -> "ExhaustedBudget | None":
-        """Parse a PodDisruptionBudget; None if it allows disruptions or selects no pod."""
+        """Parse a budget; None if it allows disruptions, selects no pod, or has a long selector."""
         budget = _BudgetFields.from_json(document)
         if budget.disruptions_allowed > 0 or not budget.expected_pods or budget.selector is None:
             return None
-        return cls(budget.namespace, budget.selector)
+        is_long = len(budget.selector.query) > MAX_QUERY
+        return None if is_long else cls(budget.namespace, budget.selector)
 
 
 class BudgetWatcher:
@@ -65,9 +68,11 @@ class BudgetWatcher:
         self._valid_until = float("-inf")
 
     def watch_budgets(self, informers: informer_set.InformerSet) -> None:
-        """Watch the budgets, if the cluster has the kind."""
+        """Watch the budgets, if the cluster has the kind; only the order of nodes needs them."""
         scope = watch.WatchScope(resources.PODDISRUPTIONBUDGETS)
-        self._exhausted = informers.add_view(scope, ExhaustedBudget.from_json, optional=True)
+        self._exhausted = informers.add_view(
+            scope, ExhaustedBudget.from_json, optional=True, required=False
+        )
 
     def find_blocked_nodes(self) -> frozenset[str]:
         """Return the nodes with such pods, at most `CACHE_S` old; none when the list fails."""
@@ -82,16 +87,15 @@ class BudgetWatcher:
         for _, budget in sorted(exhausted.items())[:MAX_BUDGETS]:
             params = {"labelSelector": budget.selector.query}
             try:
-                pods = self._client.list(
+                for page in self._client.list_pages(
                     resources.PODS, namespace=budget.namespace, params=params
-                ).items
+                ):
+                    for pod in map(_PodFields.from_json, page.items):
+                        if pod.node and pod.phase not in _FINISHED_PHASES:
+                            yield pod.node
             except errors.ClusterError as error:
                 log.info("cannot list the pods of a PodDisruptionBudget: %s", error)
                 return
-            for pod in pods:
-                placed = _PodFields.from_json(pod)
-                if placed.node and placed.phase not in _FINISHED_PHASES:
-                    yield placed.node
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ class HealthServer(http_server.ServerThread):
         *,
         healthy: ReadinessCheck,
         ready: ReadinessCheck,
+        degraded: ReadinessCheck = str,
     ) -> None:
         pages = {
             "/healthz": lambda: _render_check(healthy()),
-            "/readyz": lambda: _render_check(ready()),
+            "/readyz": lambda: _render_check(ready(), degraded()),
             "/metrics": lambda: (
                 HTTPStatus.OK,
                 controller_metrics.CONTENT_TYPE,
@@ -75,7 +76,7 @@ class _HealthRequestHandler(http_server.LimitedRequestHandler):
         self.wfile.write(body)
 
 
-def _render_check(problem: str) -> tuple[HTTPStatus, str, str]:
+def _render_check(problem: str, note: str = "") -> tuple[HTTPStatus, str, str]:
     if problem:
         return HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, f"{problem}\n"
-    return HTTPStatus.OK, _PLAIN, "ok\n"
+    return HTTPStatus.OK, _PLAIN, f"ok\n{note}\n" if note else "ok\n"

@@ -80,20 +80,28 @@ class InformerSet:
         self._clock = clock
         self._projections: dict[watch.WatchScope, list[Projection[object]]] = {}
         self._informers: dict[watch.WatchScope, Informer[_Projections]] = {}
-        self._watch_errors: dict[watch.WatchScope, str] = {}
+        self._needs: dict[str, bool] = {}
+        self._requested: dict[watch.WatchScope, float] = {}
         self._optional: set[watch.WatchScope] = set()
         self._missing_kinds: set[watch.WatchScope] = set()
         self._loss_handlers: list[Callable[[], None]] = []
 
     def add_view(
-        self, scope: watch.WatchScope, project: Projection[T], *, optional: bool = False
+        self,
+        scope: watch.WatchScope,
+        project: Projection[T],
+        *,
+        optional: bool = False,
+        required: bool = True,
     ) -> InformerView[T]:
         """Add a view of a scope; it hides objects that ``project`` cannot read.
 
-        The cluster may lack an ``optional`` kind.
+        The cluster may lack an ``optional`` kind. A controller runs also while a kind that is not
+        ``required`` cannot be listed: no decision may depend on what such a view lacks.
         """
         if optional:
             self._optional.add(scope)
+        self._needs[scope.resource.plural] = required
         projects = self._projections.setdefault(scope, [])
         projects.append(project)
         informer = self._informers.get(scope)
@@ -109,6 +117,11 @@ class InformerSet:
             informer.add_list_handler(lambda: self._missing_kinds.discard(scope))
             self._informers[scope] = informer
         return InformerView(informer, len(projects) - 1)
+
+    def begin_controller(self) -> Mapping[str, bool]:
+        """Return the kinds that are added until the next call, and whether each is required."""
+        self._needs = {}
+        return self._needs
 
     def add_loss_handler(self, handler: Callable[[], None]) -> None:
         """Call ``handler`` when a watch is disconnected. Add handlers before ``start``."""
@@ -137,23 +150,35 @@ class InformerSet:
     @property
     def unsynced_reason(self) -> str:
         """The kinds that are not listed yet, and why; empty when all are."""
-        return "; ".join(self._list_unsynced())
+        return "; ".join(
+            informer.stale_reason for _, informer in self._iter_present() if not informer.has_synced
+        )
 
-    def _list_unsynced(self) -> list[str]:
-        return [
-            self._watch_errors.get(scope, f"{scope.resource.plural} are not listed yet")
-            for scope, informer in self._informers.items()
-            if not (informer.has_synced or scope in self._missing_kinds)
-        ]
+    def can_start(self, needs: Mapping[str, bool], since: float) -> bool:
+        """Return whether each required kind was listed at ``since`` or later, and others tried."""
+        return all(
+            informer.has_synced and informer.listed_at is not None and informer.listed_at >= since
+            if needs[scope.resource.plural]
+            else informer.has_synced or informer.error
+            for scope, informer in self._iter_present()
+            if scope.resource.plural in needs
+        )
+
+    @property
+    def degraded(self) -> Mapping[str, str]:
+        """Why each kind cannot be watched now, by its plural; empty when all can."""
+        return {
+            scope.resource.plural: informer.error
+            for scope, informer in self._iter_present()
+            if informer.error
+        }
 
     def summarize_problem(self) -> str:
         """Say why the objects may be outdated, for one kind of them; empty when all are current.
 
         An API server that does not answer disconnects the watches of all kinds.
         """
-        texts = self._list_unsynced()
-        texts = texts or [informer.stale_reason for _, informer in self._iter_present()]
-        reasons = [reason for reason in texts if reason]
+        reasons = [*filter(None, (informer.stale_reason for _, informer in self._iter_present()))]
         if len(reasons) < 2:
             return "".join(reasons)
         return f"{reasons[0]} (and {len(reasons) - 1} more)"
@@ -194,9 +219,11 @@ class InformerSet:
         )
 
     def request_lists(self, since: float) -> None:
-        """List every kind again whose last list began before ``since`` (monotonic time)."""
-        for _scope, informer in self._iter_present():
-            if informer.listed_at is None or informer.listed_at < since:
+        """List every listed kind again once whose last list began before ``since`` (monotonic)."""
+        for scope, informer in self._iter_present():
+            is_older = informer.listed_at is not None and informer.listed_at < since
+            if is_older and self._requested.get(scope) != since:
+                self._requested[scope] = since
                 informer.request_list()
 
     def check_silent(self) -> None:
@@ -204,23 +231,16 @@ class InformerSet:
         for _scope, informer in self._iter_present():
             informer.check_if_silent()
 
-    def has_listed_since(self, since: float) -> bool:
-        """Return True when the last complete list of each kind began at ``since`` or later."""
-        return all(
-            informer.listed_at is not None and informer.listed_at >= since
-            for _scope, informer in self._iter_present()
-        )
-
     def _iter_present(self) -> Iterator[tuple[watch.WatchScope, Informer[_Projections]]]:
         for scope, informer in self._informers.items():
             if scope not in self._missing_kinds:
                 yield scope, informer
 
     def _handle_watch_error(self, scope: watch.WatchScope, error: errors.ClusterError) -> None:
-        self._watch_errors[scope] = str(error)
         if scope in self._optional and isinstance(error, errors.NotFoundError):
             self._missing_kinds.add(scope)
-        log.warning("%s watch disconnected: %s", scope.resource.plural, error)
+        reason = self._informers[scope].error
+        log.warning("%s watch disconnected: %s", scope.resource.plural, reason)
         for handler in self._loss_handlers:
             handler()
 

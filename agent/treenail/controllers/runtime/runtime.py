@@ -93,27 +93,22 @@ class ControllerRuntime:
         """
         for workers in self._workers:
             workers.register_watches(self._informers)
-        self._register_silences()
+        self._register_watch_gauges()
         self._informers.start()
         self._election_thread.start()
         try:
-            if self._wait_until_leading(stop):
-                log.info("starting controllers")
-                for workers in self._workers:
-                    workers.start(lambda: self._leadership.is_leader)
-                while not (stop.is_set() or self._leadership_lost.is_set()):
-                    self._informers.check_silent()
-                    stop.wait(_POLL_S)
+            waiting: Sequence[WorkerPool] = self._workers
+            while not (stop.is_set() or self._leadership_lost.is_set()):
+                self._informers.check_silent()
+                if not self._elected.wait(_POLL_S):
+                    continue
+                waiting = self._start_synced(waiting)
+                stop.wait(_LIST_POLL_S if waiting else _POLL_S)
             # Read it before the stop: releasing the Lease also calls on_stopped_leading.
             lost = self._leadership_lost.is_set()
         finally:
             self._stop_workers()
         return not lost
-
-    @property
-    def unsynced_reason(self) -> str:
-        """The kinds that are not listed yet, and why; empty when ready."""
-        return self._informers.unsynced_reason
 
     @property
     def is_leader(self) -> bool:
@@ -122,8 +117,18 @@ class ControllerRuntime:
 
     @property
     def unready_reason(self) -> str:
-        """Why this process could not decide now: a kind not listed, or a watch out of date."""
-        return self._informers.unsynced_reason or self._informers.describe_staleness()
+        """Why no controller could decide now: kinds not listed, or watches out of date."""
+        for workers in self._workers:
+            required = [plural for plural, is_required in workers.needs.items() if is_required]
+            if not self._informers.describe_staleness(required):
+                return ""
+        return self._informers.describe_staleness()
+
+    @property
+    def degraded_reason(self) -> str:
+        """The kinds that cannot be watched, and why; empty when all can."""
+        degraded = self._informers.degraded
+        return "; ".join(f"degraded: {plural}: {error}" for plural, error in degraded.items())
 
     @property
     def stuck_reason(self) -> str:
@@ -138,37 +143,36 @@ class ControllerRuntime:
         self._elected_at = self._clock.monotonic()
         self._elected.set()
 
-    def _wait_until_leading(self, stop: threading.Event) -> bool:
-        """Wait until this process leads and has listed every kind since; return False to stop.
+    def _start_synced(self, waiting: Sequence[WorkerPool]) -> Sequence[WorkerPool]:
+        """Start the controllers whose kinds are listed since the election; return the others.
 
         A watch may lag behind the last writes of the previous leader. A list does not.
         """
-        while not (stop.is_set() or self._leadership_lost.is_set()):
-            self._informers.check_silent()
-            if self._informers.wait_until_synced(_POLL_S) and self._elected.wait(_POLL_S):
-                return self._list_again(stop)
-        return False
-
-    def _list_again(self, stop: threading.Event) -> bool:
         self._informers.request_lists(self._elected_at)
-        while not (stop.is_set() or self._leadership_lost.is_set()):
-            if self._informers.has_listed_since(self._elected_at):
-                return True
-            stop.wait(_LIST_POLL_S)
-        return False
+        rest = []
+        for workers in waiting:
+            if self._informers.can_start(workers.needs, self._elected_at):
+                workers.start(lambda: self._leadership.is_leader)
+            else:
+                rest.append(workers)
+        return rest
 
-    def _register_silences(self) -> None:
+    def _register_watch_gauges(self) -> None:
         silence = self._metrics.add_gauge(
             "watch_silence_seconds",
             "Seconds since the API server last sent anything for a watched kind.",
             ("resource",),
         )
+        degraded = self._metrics.add_gauge(
+            "watch_degraded", "1 for a kind that cannot be listed or watched.", ("resource",)
+        )
 
-        def set_function(plural: str) -> None:
+        def set_functions(plural: str) -> None:
             silence.set_function(plural, by=lambda: self._informers.measure_silence_s(plural))
+            degraded.set_function(plural, by=lambda: float(plural in self._informers.degraded))
 
         for plural in self._informers.plurals:
-            set_function(plural)
+            set_functions(plural)
 
     def _stop_workers(self) -> None:
         for workers in self._workers:

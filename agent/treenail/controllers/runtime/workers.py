@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,8 @@ class WorkerPool:
         self._metrics = measured
         self._controller = crew.controller
         self._name = crew.controller.name
+        self.needs: Mapping[str, bool] = {}
+        """The kinds that the controller watches, and whether each is required."""
         self._started_at: dict[int, float] = {}
         self._is_leader: Callable[[], bool] = lambda: True
         self._threads = [
@@ -111,10 +113,12 @@ class WorkerPool:
 
     def register_watches(self, informers: informer_set.InformerSet) -> None:
         """Register the controller's views. Call it before the informers start."""
+        self.needs = informers.begin_controller()
         self._controller.register_watches(informers, self.queue.add)
 
     def start(self, is_leader: Callable[[], bool]) -> None:
         """Start the workers. They start no sync while ``is_leader`` returns False."""
+        log.info("starting controller %s", self._name)
         self._is_leader = is_leader
         for thread in self._threads:
             thread.start()

@@ -157,6 +157,7 @@ class ControllerProcess:
             metrics,
             healthy=lambda: self._runtime.stuck_reason,
             ready=lambda: self._runtime.unready_reason,
+            degraded=lambda: self._runtime.degraded_reason,
         )
         self._stop = threading.Event()
         self._exit_code = 0
