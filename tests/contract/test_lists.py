@@ -116,6 +116,30 @@ def test_pages_show_one_version_during_changes(space: Space) -> None:
     assert "continue" not in third["metadata"]
 
 
+def test_next_page_can_have_another_limit(space: Space) -> None:
+    for name in "abcdef":
+        space.cluster.post(space.at("secrets"), {"metadata": {"name": name, "labels": {"l": "1"}}})
+    at, pages, token = space.at("secrets"), [], ""
+    for limit in (1, 3, 2):
+        more = {"continue": token} if token else {}
+        page = space.cluster.get(at, limit=limit, labelSelector="l", **more).ok()
+        pages.append(names(page))
+        token = page["metadata"].get("continue", "")
+    assert (pages, token) == ([["a"], ["b", "c", "d"], ["e", "f"]], "")
+
+
+def test_object_that_is_listed_without_spec_leads_to_the_page_with_it(space: Space) -> None:
+    for name in "ab":
+        space.cluster.post(space.at("pods"), pod(name)).ok()
+    first = space.cluster.get(space.at("pods"), limit=1).ok()
+    rest = {"limit": 1, "continue": first["metadata"]["continue"]}
+    metadata = space.cluster.accepting(
+        "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+    )
+    assert names(metadata.get(space.at("pods"), **rest).ok()) == ["b"]
+    assert names(space.cluster.get(space.at("pods"), **rest).ok()) == ["b"]
+
+
 def test_page_reports_the_remaining_count(space: Space) -> None:
     for name in "abc":
         space.cluster.post(

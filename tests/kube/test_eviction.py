@@ -366,6 +366,19 @@ def test_pod_with_two_budgets_reports_both(node: Node) -> None:
     )
 
 
+def test_budget_with_a_large_selector_counts_as_a_blocker(node: Node) -> None:
+    node.add("web")
+    node.protect("one", "web")
+    values = [f"{number:063}" for number in range(1000)]
+    selector = {"matchExpressions": [{"key": "app", "operator": "In", "values": values}]}
+    body: Json = {"metadata": {"name": "large"}, "spec": {"minAvailable": 0, "selector": selector}}
+    node.client.create(PODDISRUPTIONBUDGETS, body, namespace="shop")
+    with node.drain() as drain:
+        (blocker,) = drain.evict_pods().blockers
+
+    assert {budget.name for budget in blocker.budgets} == {"one", "large"}
+
+
 def test_recreated_pod_with_same_name_is_evicted_separately(node: Node) -> None:
     node.add("web")
     with node.drain() as drain:

@@ -8,6 +8,7 @@ import pytest
 from tests.controllers.drain.site import Acting, Site
 from tests.kube.cluster import refusal
 from treenail.api import annotations as key
+from treenail.errors import TooLargeError
 from treenail.kube.request import ApiRequest, ApiResponse
 from treenail.kube.resources import PODS
 
@@ -174,6 +175,24 @@ def test_later_blocker_is_reported(site: Site, act: Act) -> None:
     assert site.blocked("a") == [("shop/web", "pdb"), ("shop/slow", "termination")]
     named = json.loads(site.notes("a")[key.DRAIN_BLOCKED])
     assert named[0]["budgets"] == [{"name": "keep-web", "disruptionsAllowed": 0}]
+
+
+def test_pods_that_are_too_large_are_reported(site: Site, act: Act) -> None:
+    site.node("a")
+    acting = act()
+
+    def refuse(request: ApiRequest) -> ApiResponse | None:
+        if request.path == "/api/v1/pods":
+            raise TooLargeError("list pods: too many bytes", remedy="delete pods of namespace shop")
+        return None
+
+    acting.wire.before = refuse
+    site.request_drain("a", "drain-b")
+    acting.until(lambda: site.events("a"))
+
+    ((reason, message),) = site.events("a")
+    assert reason == "DrainFailing"
+    assert message.endswith("drain-b: list pods: too many bytes; delete pods of namespace shop")
 
 
 def test_rejected_cordon_is_reported(site: Site, act: Act) -> None:

@@ -9,7 +9,7 @@ from tests.controllers.rollout.builders import NEW, decide_rollout, node, pool, 
 from tests.fakes.clock import FakeClock
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
-from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher
+from treenail.controllers.pools.disruption_budgets import CACHE_S, BudgetWatcher, ExhaustedBudget
 from treenail.controllers.pools.rollout_policy import NodeOrder
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.kube.api_client import Client
@@ -90,6 +90,18 @@ def test_failed_pod_list_blocks_no_node(
     wait_until(lambda: looked_up(budgets, clock))
     server.inject_fault(RejectFault(503), FaultMatch(user=USER, resource=PODS.plural))
     assert looked_up(budgets, clock) == frozenset()
+
+
+@pytest.mark.parametrize(("count", "is_watched"), [(10, True), (200, False)])
+def test_budget_with_a_long_selector_is_not_stored(count: int, *, is_watched: bool) -> None:
+    values = [f"{number:030}" for number in range(count)]
+    selector = {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": values}]}
+    document: dict[str, object] = {
+        "metadata": {"name": "large", "namespace": "shop"},
+        "spec": {"selector": selector},
+        "status": {"disruptionsAllowed": 0, "expectedPods": 1},
+    }
+    assert bool(ExhaustedBudget.from_json(document)) == is_watched
 
 
 @pytest.mark.parametrize("order", NodeOrder)

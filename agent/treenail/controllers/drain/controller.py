@@ -241,9 +241,8 @@ class DrainController:
             except errors.ConflictError:
                 node = self._nodes.read_node(key)
             except (errors.ForbiddenError, errors.InvalidError, errors.TooLargeError) as error:
-                self._emit_warning(
-                    key, "DrainFailing", f"cannot apply {node.desired_drain}: {error}"
-                )
+                message = f"cannot apply {node.desired_drain}: {error}; {error.remedy}"
+                self._emit_warning(key, "DrainFailing", message.removesuffix("; "))
                 raise
         return _CONFLICT_RETRY_S
 
