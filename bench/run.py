@@ -36,6 +36,7 @@ MODULES = (
     "serve",
     "rollout",
     "scale",
+    "watches",
     "once",
     "drift",
     "health",

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.node import read_cpu
 from bench.result import Result
 from bench.scale import USER, cluster, is_at_rest, read_rss, store_objects
 from treenail.api.decode import Json
@@ -33,21 +34,25 @@ WRITES = ("create", "update", "patch")
 
 def measure(_seconds: float) -> Iterator[Result]:
     with cluster(NODES, ["worker"]) as (server, _):
-        seconds = [measure_start(server, OWN_TREE) for _ in range(3)]
-        yield Result(f"start to the first write, {NODES} nodes", "s", statistics.median(seconds))
+        starts = [measure_start(server, OWN_TREE) for _ in range(3)]
+        for what, seconds in zip(
+            ("start", "CPU of the start"), zip(*starts, strict=True), strict=True
+        ):
+            value = statistics.median(seconds)
+            yield Result(f"{what} to the first write, {NODES} nodes", "s", value)
     yield from measure_memory(OWN_TREE)
 
 
-def measure_start(server: LabServer, tree: Path) -> float:
-    """Return the seconds from the start of the process to its first write."""
+def measure_start(server: LabServer, tree: Path) -> tuple[float, float]:
+    """Return the seconds from the start of the process to its first write, and those of its CPU."""
     before = count_writes(server)
     began = time.monotonic()
-    with running(server, tree):
+    with running(server, tree) as process:
         while count_writes(server) == before:
             if time.monotonic() > began + LIMIT_S:
-                return float("inf")
+                raise SystemExit(f"{tree}: no write within {LIMIT_S:g} s")
             time.sleep(0.01)
-        return time.monotonic() - began
+        return time.monotonic() - began, read_cpu(process.pid)
 
 
 def measure_memory(tree: Path) -> Iterator[Result]:
@@ -116,14 +121,17 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--memory", action="store_true", help="measure the memory of both, too")
     arguments = parser.parse_args()
-    trees: dict[Path, list[float]] = {arguments.compare.resolve(): [], OWN_TREE: []}
+    trees: dict[Path, list[tuple[float, float]]] = {arguments.compare.resolve(): [], OWN_TREE: []}
     with cluster(arguments.nodes, ["worker"]) as (server, _):
         for _ in range(arguments.rounds):
-            for tree, seconds in trees.items():
-                seconds.append(measure_start(server, tree))
-                print(f"{tree}: {seconds[-1]:.2f} s", flush=True)
-    other, own = (statistics.median(seconds) for seconds in trees.values())
-    show(Result("start, this and the other version", "", own / other, START_TARGET))
+            for tree, starts in trees.items():
+                starts.append(measure_start(server, tree))
+                print(f"{tree}: {starts[-1][0]:.2f} s, CPU {starts[-1][1]:.2f} s", flush=True)
+    for number, what in enumerate(("start", "CPU of the start")):
+        other, own = ([start[number] for start in starts] for starts in trees.values())
+        ratios = [mine / its for mine, its in zip(own, other, strict=True)]
+        value = statistics.median(ratios)
+        show(Result(f"{what}, this and the other version", "", value, START_TARGET))
     for tree in trees if arguments.memory else ():
         print(tree)
         for result in measure_memory(tree):

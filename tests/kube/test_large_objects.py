@@ -118,9 +118,14 @@ def test_parsed_list_starts_again_when_its_token_expired() -> None:
 
 
 class NoPause(Backoff):
-    """Retries at once what is retried rarely."""
+    """Counts the pauses, which are short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = 0
 
     def next_pause_s(self) -> float:
+        self.pauses += 1
         return 0.01
 
 
@@ -143,7 +148,9 @@ class Place:
             max_bytes=max_bytes,
         )
         self.informer.add_handler(lambda key, *_: self.changes.append(key))
-        self.informer._watch._rare_backoff = NoPause()
+        self.usual, self.rare = NoPause(), NoPause()
+        self.informer._watch._backoff = self.usual
+        self.informer._watch._rare_backoff = self.rare
 
     def _transform(self, document: Json) -> str | None:
         return document["metadata"]["labels"].get("fill")  # type: ignore[index,call-overload]  # a dict
@@ -193,6 +200,7 @@ def test_informer_above_its_limit_is_not_synced_until_there_is_room(
     assert place.informer.get_all().keys() == {"a", "b"}
     assert "does not fit" in place.informer.stale_reason
     assert place.informer.has_synced == (add is add_nodes_during_watch)
+    assert place.rare.pauses > place.usual.pauses == 0
 
     # A list that is too large deletes what it lacks: the next one has room.
     place.nodes.remove("a")
@@ -229,6 +237,7 @@ def test_event_that_is_too_large_ends_the_watch_and_lists(place: Place) -> None:
     wait_until(lambda: place.nodes.watching)
     place.nodes.put("b", fill="x" * 2 * OBJECT)
     wait_until(lambda: "longer than 40000 bytes" in place.informer.error)
+    assert "longer than" in place.lost[0]
     assert place.informer.find("b") is None
 
 

@@ -148,7 +148,7 @@ class Informer(Generic[T]):
     def _count_bytes(self, key: str, size: int) -> None:
         """Count the bytes of a value; raise TooLargeError instead of exceeding the limit."""
         total = self._cached_bytes + size - self._sizes.get(key, 0)
-        if total > max(self._max_bytes, self._cached_bytes):
+        if total > self._max_bytes:
             raise errors.TooLargeError(
                 f"list {self._plural}: {len(self._sizes)} objects take "
                 f"{memory.format_bytes(self._max_bytes)} of memory, and {key} does not fit",

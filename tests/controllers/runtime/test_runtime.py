@@ -344,6 +344,23 @@ def test_new_leader_lists_every_kind_before_its_first_sync(
             wait_until(lambda: second.seen == [("default/a", "one")])
 
 
+def test_kind_is_listed_again_once_for_a_time(server: LabServer, client: Client) -> None:
+    informers = InformerSet(client, CLOCK)
+    view = informers.add_view(PLACE, word)
+    informers.start()
+    try:
+        assert informers.wait_until_synced(10)
+        before = server.count_requests(verb="list", resource="configmaps")
+        informers.request_lists(float("inf"))
+        wait_until(lambda: server.count_requests(verb="list", resource="configmaps") == before + 1)
+        informers.request_lists(float("inf"))
+        put(client, "b", "two")
+        wait_until(lambda: view.find("default/b"))
+        assert server.count_requests(verb="list", resource="configmaps") == before + 1
+    finally:
+        informers.stop()
+
+
 def test_disconnected_watch_makes_the_process_unready(server: LabServer, client: Client) -> None:
     put(client, "a", "one")
     reader = Reader()
