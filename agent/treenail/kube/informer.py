@@ -16,8 +16,7 @@ Transform = Callable[[api_client.Json], T | None]
 
 MAX_CACHED_BYTES = 64 * memory.MIB
 """Of the values of one informer. 5,000 Nodes take 13 MiB with all controllers."""
-_ENTRY_BYTES = 400
-"""Of an object without its value: keys and versions in three dictionaries."""
+_ENTRY_BYTES = 400  # of an object without its value: keys and versions in three dictionaries
 
 ChangeHandler = Callable[[str, T | None, T | None], None]
 """Receives the key, the value before (None: new) and the value after (None: deleted)."""

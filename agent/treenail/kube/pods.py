@@ -184,11 +184,10 @@ class NodePods:
         known = self._details.get(pod.uid)
         is_current = known is not None and known.resource_version == pod.resource_version
         if not (is_current or self._has_fresh_details):
-            listed_pods = self._client.list_parsed(
-                resources.PODS,
-                lambda page: map(parse_pod, page.items),
-                params={"fieldSelector": self._selector},
+            pages = self._client.list_pages(
+                resources.PODS, params={"fieldSelector": self._selector}
             )
+            listed_pods = (parse_pod(item) for page in pages for item in page.items)
             self._details = {listed.uid: listed for listed in listed_pods}
             self._has_fresh_details = True
         return self._details.get(pod.uid, pod)

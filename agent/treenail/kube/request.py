@@ -12,8 +12,7 @@ MAX_BYTES = 64 * memory.MIB
 PAGE_BYTES = 2 * memory.MIB
 """Of a page of a list. Any user can create objects of more than 1 MB, and each is parsed."""
 OBJECT_PAGES = 8
-"""One object may have as many bytes as this many pages. etcd stores 1.5 MiB at most
-(--max-request-bytes), and the JSON of that can have six times as many bytes."""
+"""One object may have the bytes of 8 pages: etcd stores 1.5 MiB, and JSON can have 6 times that."""
 CHUNK_BYTES = 65536
 # An API server sends 1 to 10 s. A caller must not wait for longer without a report.
 _MAX_RETRY_AFTER_S = 60.0

@@ -12,8 +12,7 @@ from treenail.kube import api_client, resource_version, resources
 log = logging.getLogger(__name__)
 
 ObjectHandler = Callable[[str, api_client.Json | None], None]
-"""Receives the key, and the current object or None when it is deleted.
-Raises TooLargeError for an object that the next list must report again."""
+"""Receives the key, and the object or None when deleted; raises TooLargeError to get it again."""
 
 # client-go watches for 5 to 10 minutes at random (reflector.go), so that a server does not end all
 # watches in the same second.
@@ -232,9 +231,8 @@ class ResourceWatch:
             self._last_error = text
             self._on_lost(error)
         # A missing CustomResourceDefinition gives 404, a missing role 403.
-        is_withheld = isinstance(error, errors.NotFoundError | errors.ForbiddenError)
-        is_rare = is_withheld and self._scope.is_optional
-        is_rare |= isinstance(error, errors.TooLargeError)
+        withheld = (errors.NotFoundError, errors.ForbiddenError) if self._scope.is_optional else ()
+        is_rare = isinstance(error, (errors.TooLargeError, *withheld))
         pause_s = (self._rare_backoff if is_rare else self._backoff).next_pause_s()
         return (
             max(pause_s, error.retry_after_s)

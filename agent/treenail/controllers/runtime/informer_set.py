@@ -167,11 +167,8 @@ class InformerSet:
     @property
     def degraded(self) -> Mapping[str, str]:
         """Why each kind cannot be watched now, by its plural; empty when all can."""
-        return {
-            scope.resource.plural: informer.error
-            for scope, informer in self._iter_present()
-            if informer.error
-        }
+        present = self._iter_present()
+        return {scope.resource.plural: one.error for scope, one in present if one.error}
 
     def summarize_problem(self) -> str:
         """Say why the objects may be outdated, for one kind of them; empty when all are current.

@@ -97,8 +97,7 @@ class WorkerPool:
         self._metrics = measured
         self._controller = crew.controller
         self._name = crew.controller.name
-        self.needs: Mapping[str, bool] = {}
-        """The kinds that the controller watches, and whether each is required."""
+        self.needs: Mapping[str, bool] = {}  # the watched kinds, and whether each is required
         self._started_at: dict[int, float] = {}
         self._is_leader: Callable[[], bool] = lambda: True
         self._threads = [
