@@ -203,7 +203,7 @@ def _mark_options(text: str) -> str:
 def _compose_settings(sections: Mapping[str, str]) -> dict[str, str]:
     """Return the sections with the default after the first sentence of each setting."""
     empty = agent_settings.PartialSettings()
-    settings = agent_settings.merge_settings(empty, empty, host_name="name")
+    settings = agent_settings.merge_settings(empty, empty)
     composed = {}
     for title, table in SETTINGS.items():
         values = getattr(settings, table) if table else settings

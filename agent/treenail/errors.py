@@ -22,8 +22,10 @@
     └─ ClusterError                  (unchanged)      backoff     the API server
        ├─ ConfigRejectedError        Degraded                     a named config cannot be read
        │  └─ ConfigPendingError      (unchanged)                  it is that of a new machine
-       └─ UnreachableError  ConflictError  GoneError  ForbiddenError  NotFoundError
-          AlreadyExistsError  InvalidError  TooLargeError  TooManyRequestsError  NotLeaderError
+        ├─ UnreachableError           (unchanged)                  no answer
+        │  └─ UnnamedNodeError                                     the Node is not known yet
+        └─ ConflictError  GoneError  ForbiddenError  NotFoundError
+           AlreadyExistsError  InvalidError  TooLargeError  TooManyRequestsError  NotLeaderError
     UsageError                       (exit code 2)                 an invalid argument or setting
 
 ``node_state`` is the state that the Node shows. With None the state stays, and the Node shows the
@@ -196,6 +198,10 @@ class UnreachableError(ClusterError):
     """The API server does not answer."""
 
     wait_limit_s = float("inf")
+
+
+class UnnamedNodeError(UnreachableError):
+    """It is not certain yet which Node this machine is."""
 
 
 class ConfigRejectedError(ClusterError):

@@ -26,7 +26,7 @@ from treenail.update.state.boot_trial import HealthCheckMode
 
 DEFAULTS = AgentSettings(
     kubeconfig="/var/lib/kubelet/kubeconfig",
-    node_name="worker-1.example.com",
+    node_name="",
     root="/",
     pull_secret="/var/lib/kubelet/config.json",
     internal_pull_secret="/etc/mco/internal-registry-pull-secret.json",
@@ -97,15 +97,12 @@ image = "{IMAGE}"
 
 
 def test_defaults_hold_without_file_and_arguments():
-    assert (
-        merge_settings(PartialSettings(), PartialSettings(), host_name="Worker-1.Example.COM")
-        == DEFAULTS
-    )
+    assert merge_settings(PartialSettings(), PartialSettings()) == DEFAULTS
 
 
 def test_file_with_all_settings_is_parsed():
     assert merge_settings(
-        parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name="worker-1"
+        parse_settings(EVERYTHING, where="f"), PartialSettings()
     ) == AgentSettings(
         kubeconfig="/etc/kubeconfig",
         node_name="other",
@@ -161,9 +158,7 @@ def test_empty_file_sets_nothing():
 
 def test_command_line_overrides_the_file():
     arguments = PartialSettings(node_name="mine", root="/mnt", log_level=logging.WARNING)
-    settings = merge_settings(
-        parse_settings(EVERYTHING, where="f"), arguments, host_name="worker-1"
-    )
+    settings = merge_settings(parse_settings(EVERYTHING, where="f"), arguments)
     assert (settings.node_name, settings.root, settings.log_level, settings.kubeconfig) == (
         "mine",
         "/mnt",
@@ -262,25 +257,24 @@ def test_invalid_toml_is_rejected(content):
 def test_invalid_value_is_rejected_from_every_source(given, message):
     for file, arguments in ((given, PartialSettings()), (PartialSettings(), given)):
         with pytest.raises(UsageError) as refused:
-            merge_settings(file, arguments, host_name="worker-1")
+            merge_settings(file, arguments)
         assert str(refused.value) == message
 
 
 def test_missing_file_is_empty_unless_required(tmp_path: Path):
     path = tmp_path / "agent.toml"
-    name = "worker-1.example.com"
-    assert load_settings(path, PartialSettings(), host_name=name, is_required=False) == DEFAULTS
+    assert load_settings(path, PartialSettings(), is_required=False) == DEFAULTS
     with pytest.raises(UsageError, match=r"cannot read .*/agent.toml: no such file"):
-        load_settings(path, PartialSettings(), host_name=name, is_required=True)
+        load_settings(path, PartialSettings(), is_required=True)
     path.write_bytes(EVERYTHING)
-    assert load_settings(
-        path, PartialSettings(), host_name=name, is_required=True
-    ) == merge_settings(parse_settings(EVERYTHING, where="f"), PartialSettings(), host_name=name)
+    assert load_settings(path, PartialSettings(), is_required=True) == merge_settings(
+        parse_settings(EVERYTHING, where="f"), PartialSettings()
+    )
     path.write_text("x")
     with pytest.raises(UsageError, match=r"agent.toml as TOML"):
-        load_settings(path, PartialSettings(), host_name=name, is_required=False)
+        load_settings(path, PartialSettings(), is_required=False)
     with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
-        load_settings(tmp_path, PartialSettings(), host_name=name, is_required=False)
+        load_settings(tmp_path, PartialSettings(), is_required=False)
 
 
 @pytest.mark.parametrize(

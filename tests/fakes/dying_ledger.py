@@ -12,12 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from treenail import log as journal
-from treenail.cli.node.run import Agent
-from treenail.clocks import SystemClock
-from treenail.daemon.agent_settings import SETTINGS_FILE, PartialSettings, load_settings
+from treenail.cli.node.run import AgentInputs, run_agents
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.machine import Machine
 from treenail.host.system.state_file import Json, Ledger
 from treenail.host.systemd.bus_process import BusProcess
 from treenail.host.systemd.system_bus import SystemBus
@@ -59,22 +55,13 @@ def main() -> int:
     for name in ("--root", "--node-name", "--kubeconfig"):
         parser.add_argument(name, required=True)
     parser.add_argument("--order", type=Path, help="the file with the order")
-    given = parser.parse_args()
+    given = parser.parse_args(namespace=argparse.Namespace(verbose=False, config=None))
+    inputs = AgentInputs(given)
     root = Root(given.root)
-    arguments = PartialSettings(
-        kubeconfig=given.kubeconfig, node_name=given.node_name, root=given.root
-    )
-    settings = load_settings(
-        root.resolve_path(SETTINGS_FILE), arguments, host_name="", is_required=False
-    )
-    journal.configure_logging(
-        root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
-    )
+    dying = DyingLedger(root, given.order or root.prefix.parent / ORDER)
     bus_process = BusProcess(os.environ)
-    machine = Machine(root, clock=SystemClock(), bus=SystemBus(service=bus_process))
-    with machine.ledger.hold_lock():
-        dying = DyingLedger(root, given.order or root.prefix.parent / ORDER)
-        return Agent(settings, machine, dying, bus_process).run()
+    with dying.hold_lock():
+        return run_agents(inputs, SystemBus(service=bus_process), dying, bus_process)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def _boot(built: Built, driver: Driver, limit_s: float, disk: Path) -> None:
     try:
         machine.start()
         machine.wait_boots(1, limit_s)
-        # The agent waits for the end of the first boot, then would fail without a kubeconfig.
+        # The agent waits for the end of the first boot, then for a kubeconfig.
         machine.sh("systemctl stop treenail")
         # Returns when it is over.
         machine.sh("systemctl start treenail-firstboot")

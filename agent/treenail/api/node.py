@@ -10,6 +10,19 @@ DEFAULT_ARCHITECTURE = "amd64"
 """For a pool without nodes."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
+_PLACEHOLDER_NAMES = frozenset({
+    # Without a name (systemd, man 5 hostname; an unset utsname), and those of /etc/hosts.
+    "", "(none)", "linux", "none", "localhost", "localhost4", "localhost6",
+    "fedora", "centos", "rhel", "almalinux", "rocky",  # DEFAULT_HOSTNAME in their os-release
+    # /etc/hostname in images of installers and clouds
+    "debian", "ubuntu", "archlinux", "opensuse", "raspberrypi", "core", "host", "host-name",
+})  # fmt: skip
+
+
+def is_placeholder_name(name: str) -> bool:
+    """Return whether machines have this host name before they get one of their own."""
+    return name.partition(".")[0] in _PLACEHOLDER_NAMES
+
 
 def convert_machine_name(machine: str) -> str:
     """Return the architecture of a machine of uname(2), as in the label ``kubernetes.io/arch``."""

@@ -243,6 +243,7 @@ class AgentSettings:
 
     kubeconfig: str
     node_name: str
+    """Empty unless it is set; `choose_identity` names the Node."""
     root: str
     pull_secret: str
     """The cluster's pull secret."""
@@ -260,9 +261,7 @@ class AgentSettings:
     drift: DriftSettings = DriftSettings()
 
 
-def load_settings(
-    path: Path, arguments: PartialSettings, *, host_name: str, is_required: bool
-) -> AgentSettings:
+def load_settings(path: Path, arguments: PartialSettings, *, is_required: bool) -> AgentSettings:
     """Load the file, and override its settings by those of the command line.
 
     A missing file is empty, unless ``is_required``. Raises `UsageError` with the key, its value and
@@ -276,7 +275,7 @@ def load_settings(
             raise errors.UsageError(
                 f"cannot read {path}: no such file", remedy="name a file that exists"
             ) from error
-        return merge_settings(PartialSettings(), arguments, host_name=host_name)
+        return merge_settings(PartialSettings(), arguments)
     except OSError as error:
         raise errors.UsageError(f"cannot read {path!s:.200}: {error.strerror}") from error
     if len(content) > _MAX_BYTES:
@@ -284,7 +283,7 @@ def load_settings(
             f"cannot read {path}: it has more than {_MAX_BYTES} bytes",
             remedy="name a file with settings, see treenail-agent.toml(5)",
         )
-    return merge_settings(parse_settings(content, where=str(path)), arguments, host_name=host_name)
+    return merge_settings(parse_settings(content, where=str(path)), arguments)
 
 
 def parse_settings(content: bytes, *, where: str) -> PartialSettings:
@@ -327,15 +326,13 @@ def _has_no_setting(content: bytes) -> bool:
     return all(not line or line.startswith(b"#") or line in _TABLE_HEADERS for line in lines)
 
 
-def merge_settings(
-    file: PartialSettings, arguments: PartialSettings, *, host_name: str
-) -> AgentSettings:
+def merge_settings(file: PartialSettings, arguments: PartialSettings) -> AgentSettings:
     """Merge settings: the command line wins over the file, the file over the defaults."""
     settings = AgentSettings(
         kubeconfig=_select_first(
             arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"
         ),
-        node_name=_select_first(arguments.node_name, file.node_name, host_name.lower()),
+        node_name=_select_first(arguments.node_name, file.node_name, ""),
         root=_select_first(arguments.root, file.root, "/"),
         pull_secret=_select_first(
             arguments.pull_secret, file.pull_secret, "/var/lib/kubelet/config.json"
@@ -360,11 +357,12 @@ def merge_settings(
         value: str = getattr(settings, key)
         if not value.startswith("/") or "\0" in value:
             raise errors.UsageError(f"{key} is {value!r}; allowed is an absolute path")
-    if not object_meta.is_object_name(settings.node_name):
+    name = _select_first(arguments.node_name, file.node_name, "unset")
+    if not object_meta.is_object_name(name):
         raise errors.UsageError(
-            f"node_name is {settings.node_name!r}; allowed is the name of a Node: lower-case "
+            f"node_name is {name!r}; allowed is the name of a Node: lower-case "
             "letters, digits, - and .",
-            remedy="set node_name, or the host name, to the name that the kubelet registers",
+            remedy="set node_name to the name that the kubelet registers, or remove it",
         )
     return settings
 

@@ -39,6 +39,7 @@ UPDATE = UpdateRecord(
 PAST = PastUpdate("0" * 32, OLD, Target(), 1_600_000_000.0, 1_600_000_100.0, UpdateOutcome.DONE)
 LIVE = {
     "node": "worker-0",
+    "nodeNote": "by the client certificate, not the host name h",
     "pid": 1,
     "activity": "waiting for the drain",
     "written": "2023-11-14T22:15:00Z",
@@ -67,6 +68,7 @@ def test_status_after_agent_crash_shows_recorded_update(
     given(tmp_path, LedgerRecord(OLD, UPDATE, history=(PAST,)), LIVE)
     assert status(tmp_path, capsys) == {
         "node": "worker-0",
+        "nodeNote": "by the client certificate, not the host name h",
         "agent": {
             "running": False,
             "pid": None,

@@ -15,6 +15,7 @@ from treenail.errors import (
     FileError,
     ForbiddenError,
     NotFoundError,
+    UnnamedNodeError,
     UnreachableError,
 )
 from treenail.host.systemd.systemd import SystemdUnit
@@ -305,6 +306,19 @@ def test_rejected_credential_is_no_outage() -> None:
     assert (failing(found), found.is_paused) == ([("ApiServer", "unauthorized")], False)
     machine = Machine(api_away=True)
     assert machine.health().run_checks(machine.probation(), BOOT).is_paused
+
+
+def test_checks_of_the_cluster_wait_for_the_name_of_the_node() -> None:
+    machine = Machine(api_error=UnnamedNodeError("waiting for the name of this Node"))
+    trial = machine.health().run_checks(machine.probation(), BOOT)
+    assert (failing(trial), trial.is_paused) == ([], True)
+    assert [check.problem for check in trial.checks if check.is_waiting] == [
+        "waiting for the name of this Node"
+    ]
+    # Without a route the clock runs, but nothing that the name can fail counts.
+    machine.default_route = False
+    trial = machine.health().run_checks(BootTrial(passed_before=("Network",)), BOOT)
+    assert (failing(trial), trial.is_paused) == ([("Network", "no default route is up")], False)
 
 
 def test_missing_node_is_no_outage() -> None:

@@ -35,7 +35,7 @@ AUTH = "/var/lib/treenail/auth.json"
 RUN = "/run/ostree/auth.json"
 ETC = "/etc/ostree/auth.json"
 CANARY = "hunter2canary"
-SETTINGS = merge_settings(PartialSettings(), PartialSettings(), host_name="worker-1")
+SETTINGS = merge_settings(PartialSettings(), PartialSettings())
 
 
 def secret(**passwords: str) -> bytes:

@@ -1,6 +1,7 @@
 """Answers of programs on the node, and files of its administrator."""
 
 import json
+import ssl
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,9 +23,11 @@ from treenail.host.ostree.backend_settings import find_remedy
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.rpmostree.client import RpmOstreeProgress, _parse_deployments
 from treenail.host.systemd.system_bus import BusSignal
+from treenail.kube.transport.credentials import parse_subject_name
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.sanitize import sanitize_text
 from treenail.update.checks.signature_policy import find_rule, find_storage_rule
+from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 _DIGEST = "sha256:" + "1" * 64
 _IMAGE = f"quay.io/os/node@{_DIGEST}"
@@ -131,7 +134,7 @@ def read_signature_policy(content: bytes) -> Iterable[str]:
 def read_settings(content: bytes) -> Iterable[str]:
     """Read agent.toml."""
     given = parse_settings(content, where="agent.toml")
-    return [str(merge_settings(given, PartialSettings(), host_name="node"))]
+    return [str(merge_settings(given, PartialSettings()))]
 
 
 def read_kubeconfig_file(content: bytes) -> Iterable[str]:
@@ -140,6 +143,18 @@ def read_kubeconfig_file(content: bytes) -> Iterable[str]:
     path.write_bytes(content)
     found = read_kubeconfig(str(path))
     return [found.server, found.source]
+
+
+def read_certificate(content: bytes) -> Iterable[str]:
+    """Read the name in a client certificate; its caller handles ValueError."""
+    return [parse_subject_name(content)]
+
+
+def _list_certificates() -> Iterator[bytes]:
+    authority = CertificateAuthority(make_directory())
+    for user, groups in (("system:node:n1", ["system:nodes"]), ("a" * 64, ["b", "c"])):
+        pem = authority.make_client_identity(user, groups).certificate
+        yield ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
 
 
 def _list_bootc() -> Iterator[bytes]:
@@ -283,4 +298,5 @@ TARGETS = (
     FuzzTarget("signature-policy", read_signature_policy, _list_policies, Grammar.JSON),
     FuzzTarget("agent-toml", read_settings, _list_settings, Grammar.LINES),
     FuzzTarget("kubeconfig", read_kubeconfig_file, _list_kubeconfigs, Grammar.YAML),
+    FuzzTarget("client-certificate", read_certificate, _list_certificates, errors=(ValueError,)),
 )

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +53,13 @@ def load_agent_settings(arguments: argparse.Namespace) -> "AgentSettings":
     """Load the settings for ``run`` and ``firstboot``; options take precedence over the file."""
     from treenail.daemon.agent_settings import PartialSettings
 
-    given = PartialSettings(
+    options = PartialSettings(
         kubeconfig=getattr(arguments, "kubeconfig", None),
         node_name=getattr(arguments, "node_name", None),
         root=arguments.root,
         log_level=logging.DEBUG if arguments.verbose else None,
     )
-    return _load_file(Root(arguments.root or "/"), arguments.config, given)
+    return _load_file(Root(arguments.root or "/"), arguments.config, options)
 
 
 def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
@@ -70,8 +69,14 @@ def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
     return _load_file(root, config, PartialSettings(root=str(root.prefix)))
 
 
-def _load_file(root: Root, config: str | None, given: "PartialSettings") -> "AgentSettings":
-    from treenail.daemon.agent_settings import SETTINGS_FILE, load_settings
+def _load_file(root: Root, config: str | None, options: "PartialSettings") -> "AgentSettings":
+    from treenail.daemon.agent_settings import load_settings
 
-    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
-    return load_settings(path, given, host_name=os.uname().nodename, is_required=config is not None)
+    return load_settings(find_settings_file(root, config), options, is_required=config is not None)
+
+
+def find_settings_file(root: Root, config: str | None) -> Path:
+    """Return the path of the settings on this host; ``config`` is that of an option."""
+    from treenail.daemon.agent_settings import SETTINGS_FILE
+
+    return Path(config) if config else root.resolve_path(SETTINGS_FILE)

@@ -137,7 +137,10 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     run.set_defaults(module="treenail.cli.node.run")
     _add_agent_options(run)
     run.add_argument(
-        "--node-name", metavar="NAME", help="name of the Node (default: host name in lower case)"
+        "--node-name",
+        metavar="NAME",
+        help="name of the Node, unless the kubeconfig has a kubelet's client certificate "
+        "(default: the setting node_name, or the host name in lower case)",
     )
     run.add_argument(
         "--kubeconfig",

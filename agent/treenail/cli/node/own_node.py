@@ -74,16 +74,20 @@ class OwnNode:
 
 @contextmanager
 def connect_own_node(machine: Machine, config: str | None) -> Iterator[OwnNode]:
-    """Connect to the API server with a short timeout; raise `UsageError` without a kubeconfig."""
+    """Connect to the API server with a short timeout.
+
+    Raises `UsageError` for the settings, `ClusterError` while the Node's name is uncertain.
+    """
     # Imported late: most commands do not need TLS.
+    from treenail.daemon.cluster.node_identity import make_unnamed_error, read_access
     from treenail.kube.api_client import Client
-    from treenail.kube.transport.kubeconfig import read_kubeconfig
     from treenail.kube.transport.native import HttpTransport
 
-    settings = local_machine.load_node_settings(machine.root, config)
-    connection = read_kubeconfig(settings.kubeconfig, locate=machine.root.resolve_path)
-    with closing(HttpTransport(connection, machine.clock)) as transport:
-        yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), settings.node_name)
+    access = read_access(local_machine.load_node_settings(machine.root, config), machine.root)
+    if access.connection is None or not access.identity.name:
+        raise make_unnamed_error(access.identity)
+    with closing(HttpTransport(access.connection, machine.clock)) as transport:
+        yield OwnNode(Client(transport, limit_s=_CALL_TIMEOUT_S), access.identity.name)
 
 
 T = TypeVar("T")

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import closing, suppress
+from pathlib import Path
 
 from treenail import clocks, errors, memory
 from treenail import log as journal
@@ -17,7 +18,12 @@ from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.node import backend, local_machine, run_probes
 from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.daemon import agent_settings
-from treenail.daemon.cluster import controller_config, node_client, pull_secrets
+from treenail.daemon.cluster import (
+    controller_config,
+    node_client,
+    node_identity,
+    pull_secrets,
+)
 from treenail.daemon.configuration import (
     config_cache,
     drift,
@@ -33,11 +39,12 @@ from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import backend_settings, deployments
+from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
 from treenail.kube import api_client, event_recorder, resources
-from treenail.kube.transport import kubeconfig, native
+from treenail.kube.transport import native
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.log import MessageId
 from treenail.update.status import format_reason
@@ -88,7 +95,18 @@ def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
     bus = system_bus.SystemBus(service=bus_process)
     if _roll_back_after_crashes(local_machine.open_machine(arguments.root, bus), arguments):
         return 0
-    settings = local_machine.load_agent_settings(arguments)
+    inputs = AgentInputs(arguments)
+    machine = _create_machine(inputs.settings, bus)
+    if not machine.kernel.is_ostree_booted():
+        return _report_unmanaged_host(machine)
+    with machine.ledger.hold_lock():
+        exit_code = run_agents(inputs, bus, machine.ledger, bus_process)
+        if exit_code == 0:
+            crash_counter.record_clean_stop(machine.crash_record)
+        return exit_code
+
+
+def _create_machine(settings: agent_settings.AgentSettings, bus: system_bus.SystemBus) -> Machine:
     root = Root(settings.root)
     journal.configure_logging(
         root.resolve_path(journal.JOURNAL_SOCKET), level=settings.log_level, stream=sys.stderr
@@ -100,13 +118,101 @@ def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
         heartbeat=lambda: machine.notifier.notify_watchdog(),  # noqa: PLW0108 - not bound yet
         limits=backend_settings.TransactionLimits(settings.limits.stage_s, settings.limits.stall_s),
     )
-    if not machine.kernel.is_ostree_booted():
-        return _report_unmanaged_host(machine)
-    with machine.ledger.hold_lock():
-        exit_code = Agent(settings, machine, machine.ledger, bus_process).run()
-        if exit_code == 0:
-            crash_counter.record_clean_stop(machine.crash_record)
-        return exit_code
+    return machine
+
+
+_FileStamp = tuple[int, int, int]
+_NO_FILE: _FileStamp = (0, 0, 0)
+_InputStamps = tuple[str, tuple[_FileStamp, ...]]
+"""The host name, and the stamps of the files."""
+
+
+class AgentInputs:
+    """The settings of an agent, its Node and its connection.
+
+    A boot may set each of them after the agent started, and users change the settings.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._file = local_machine.find_settings_file(Root(arguments.root or "/"), arguments.config)
+        self.settings = local_machine.load_agent_settings(arguments)
+        self._root = Root(self.settings.root)
+        self.access = node_identity.read_access(self.settings, self._root)
+        self._stamps: _InputStamps | None = self._read_stamps()
+        self._problem = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files to watch, below the root."""
+        certificate = self.access.connection.certificate if self.access.connection else b""
+        files = (self._arguments.config or agent_settings.SETTINGS_FILE, self.settings.kubeconfig)
+        return (*files, certificate) if certificate and isinstance(certificate, str) else files
+
+    def reload(self) -> bool:
+        """Read what changed; return whether that needs another agent.
+
+        What cannot be read changes nothing: the last good settings and the last name stay.
+        """
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        before = (self.settings, self.access)
+        try:
+            settings = local_machine.load_agent_settings(self._arguments)
+            if settings.root != self.settings.root:
+                raise errors.UsageError(
+                    f"the root is {settings.root} now, not {self.settings.root}",
+                    remedy="run: systemctl restart treenail",
+                )
+        except errors.TreenailError as error:
+            self._report_problem(f"keeping the last settings: {format_reason(error)}")
+        else:
+            self.settings = settings
+        access = node_identity.read_access(self.settings, self._root)
+        if access.identity.name or not self.access.identity.name:
+            self.access = access
+        else:
+            # The next call looks again, also at a certificate that only the new kubeconfig names.
+            self._stamps = None
+            self._report_problem(
+                f"staying Node {self.access.identity.name}: {access.identity.problem}"
+            )
+        return before != (self.settings, self.access)
+
+    def _report_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("%s", problem)
+        self._problem = problem
+
+    def _read_stamps(self) -> _InputStamps:
+        paths = (self._file, *map(self._root.resolve_path, self.paths[1:]))
+        return HostKernel(self._root).read_host_name(), tuple(map(_read_stamp, paths))
+
+
+def _read_stamp(path: Path) -> _FileStamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return _NO_FILE
+    return (status.st_mtime_ns, status.st_ino, status.st_size)
+
+
+def run_agents(
+    inputs: AgentInputs, bus: system_bus.SystemBus, ledger: Ledger, bus_process: BusProcess
+) -> int:
+    """Run an agent, and another one whenever the inputs change, as a restart would."""
+    stop, wakeup = threading.Event(), loop.Wakeup()
+    while True:
+        machine = _create_machine(inputs.settings, bus)
+        agent = Agent(inputs, machine, ledger, bus_process, stop=stop, wakeup=wakeup)
+        exit_code = agent.run()
+        if stop.is_set():
+            return exit_code
+        log.info("settings, Node or kubeconfig changed")
+        # Subscriptions and inhibitors of this agent end with its connection.
+        bus_process.close_connection()
 
 
 def _report_unmanaged_host(machine: Machine) -> int:
@@ -168,17 +274,26 @@ def _report_end(arguments: argparse.Namespace, error: errors.TreenailError) -> N
 def _annotate_node(arguments: argparse.Namespace, reason: str) -> None:
     try:
         settings = local_machine.load_agent_settings(arguments)
-        connection = kubeconfig.read_kubeconfig(
-            settings.kubeconfig, locate=Root(settings.root).resolve_path
-        )
-        with closing(native.HttpTransport(connection, clocks.SystemClock())) as transport:
+        access = node_identity.read_access(settings, Root(settings.root))
+        with closing(_create_transport(access, clocks.SystemClock())) as transport:
             annotations = {key.STATE: NodeState.DEGRADED.value, key.REASON: reason}
             client = api_client.Client(transport, limit_s=settings.limits.call_s)
-            client.patch(
-                resources.NODES, settings.node_name, {"metadata": {"annotations": annotations}}
-            )
+            body: api_client.Json = {"metadata": {"annotations": annotations}}
+            client.patch(resources.NODES, access.identity.name, body)
     except errors.TreenailError as problem:
         log.warning("cannot annotate the Node: %s", problem)
+
+
+def _create_transport(
+    access: node_identity.NodeAccess, clock: clocks.Clock
+) -> native.HttpTransport | node_identity.UnnamedNodeTransport:
+    if access.connection is None or not access.identity.name:
+        return node_identity.UnnamedNodeTransport(access.identity)
+    return native.HttpTransport(access.connection, clock)
+
+
+_NAME_POLL_S = 1.0
+"""How often an agent whose Node is uncertain reads the host name again."""
 
 
 class Agent:
@@ -186,17 +301,19 @@ class Agent:
 
     def __init__(
         self,
-        settings: agent_settings.AgentSettings,
+        inputs: AgentInputs,
         machine: Machine,
         ledger: Ledger,
         bus_process: BusProcess,
+        *,
+        stop: threading.Event,
+        wakeup: loop.Wakeup,
     ) -> None:
-        clock = machine.clock
-        self._settings = settings
+        clock, settings, identity = machine.clock, inputs.settings, inputs.access.identity
+        self._inputs, self._settings, self._identity = inputs, settings, identity
         self._machine = machine
         self._bus_process = bus_process
-        self._wakeup = loop.Wakeup()
-        self._stop = threading.Event()
+        self._wakeup, self._stop = wakeup, stop
         self._exit_code = 0
         self._lacks_memory = False
         """A thread ended with MemoryError."""
@@ -204,23 +321,22 @@ class Agent:
             write=self._write_status,
             notifier=machine.notifier,
             clock=clock,
-            node=settings.node_name,
+            node=identity.name,
+            node_note=identity.note,
         )
-        connection = kubeconfig.read_kubeconfig(
-            settings.kubeconfig, locate=machine.root.resolve_path
-        )
-        client = api_client.Client(
-            native.HttpTransport(connection, clock), limit_s=settings.limits.call_s
-        )
+        self._transport = _create_transport(inputs.access, clock)
+        client = api_client.Client(self._transport, limit_s=settings.limits.call_s)
         self._node_client = node_client.NodeClient(
             client,
-            event_recorder.EventRecorder(client, "treenail", settings.node_name, clock),
-            node_name=settings.node_name,
+            event_recorder.EventRecorder(client, "treenail", identity.name, clock),
+            node_name=identity.name,
             clock=clock,
             on_change=lambda: self._wakeup.notify("the Node changed"),
         )
         self._credential_watcher = self._create_path_watcher("credentials changed")
         self._path_watcher = self._create_path_watcher("files changed")
+        self._input_watcher = self._create_path_watcher("settings or kubeconfig changed")
+        self._input_watcher.watch_paths(inputs.paths, directories=())
         self._controller_config = controller_config.ControllerConfigSync(
             machine.labelled_files,
             self._credential_watcher,
@@ -233,7 +349,7 @@ class Agent:
         self._loop = self._create_loop(self._create_interfaces(ledger))
 
     def run(self) -> int:
-        """Watch and reconcile until a signal; finish the step in progress first.
+        """Watch and reconcile until a signal or new inputs; finish the step in progress first.
 
         Returns the exit code: 1 after a bug in a thread, so that systemd restarts the agent.
         Raises MemoryError when a thread cannot allocate memory.
@@ -242,7 +358,11 @@ class Agent:
             signal.signal(number, self._handle_signal)
         signal.signal(signal.SIGUSR1, lambda *_: self._wakeup.notify("a command sent a request"))
         threading.excepthook = self._handle_thread_death
-        log.info("agent started")
+        log.info(
+            "agent started%s", f" for Node {self._identity.name}" if self._identity.name else ""
+        )
+        if note := self._identity.note:
+            log.warning("this machine is Node %s %s", self._identity.name, note)
         # READY=1 starts the kubelet (Before=kubelet.service), which must find the right files.
         self._loop.finish_boot()
         workers = (
@@ -250,6 +370,7 @@ class Agent:
             self._controller_config_watch,
             self._credential_watcher,
             self._path_watcher,
+            self._input_watcher,
         )
         for worker in workers:
             worker.start()
@@ -261,9 +382,11 @@ class Agent:
         try:
             self._loop.run()
         finally:
-            self._machine.notifier.notify_stopping()
+            if self._stop.is_set():
+                self._machine.notifier.notify_stopping()
             for worker in workers:
                 worker.stop()
+            self._transport.close()
             log.info("agent stopped")
         if self._lacks_memory:
             raise MemoryError
@@ -275,7 +398,7 @@ class Agent:
     def _create_node_watch(self, client: api_client.Client) -> ResourceWatch:
         watch = ResourceWatch(
             client,
-            WatchScope(resources.NODES, field_selector=f"metadata.name={self._settings.node_name}"),
+            WatchScope(resources.NODES, field_selector=f"metadata.name={self._identity.name}"),
             self._machine.clock,
             on_change=lambda _, node: self._handle_node_change(node),
             on_connected=self._handle_watch_connected,
@@ -363,13 +486,18 @@ class Agent:
                 can_soft_reboot=settings.reboot is agent_settings.RebootMode.AUTO,
                 retention_s=settings.health.retention_s,
                 health_mode=settings.health.mode,
+                identity=self._identity,
             ),
             status_file=self._status_file,
             metrics=metrics.NodeMetrics(self._machine.files, self._machine.clock),
             wakeup=self._wakeup,
             stop=self._stop,
             limits=limits,
-            on_rest=self._release_memory,
+            hooks=loop.LoopHooks(
+                on_rest=self._release_memory,
+                has_new_inputs=self._inputs.reload,
+                poll_s=float("inf") if self._identity.name else _NAME_POLL_S,
+            ),
         )
 
     def _release_memory(self) -> None:
@@ -415,7 +543,7 @@ class Agent:
         self._wakeup.notify("the Node watch connected")
 
     def _report_missing_node(self) -> None:
-        problem = f"Node {self._settings.node_name} does not exist"
+        problem = f"Node {self._identity.name} does not exist"
         log.warning("%s; waiting for the kubelet to register it", problem)
         self._status_file.show_api_server(is_reachable=True, problem=problem)
 
@@ -424,7 +552,7 @@ class Agent:
         if isinstance(error, errors.ForbiddenError):
             problem += (
                 f"; check that {self._settings.kubeconfig} is a credential of "
-                f"Node {self._settings.node_name}"
+                f"Node {self._identity.name}"
             )
         log.warning("Node watch disconnected: %s", problem)
         self._status_file.show_api_server(

@@ -103,6 +103,7 @@ def collect_status(machine: Machine, config: str | None = None) -> Json:
         state = "Working"
     return {
         "node": status.get("node"),
+        "nodeNote": status.get("nodeNote") or "",
         "agent": agent,
         "backend": status.get("backend"),
         "firstBoot": bool(status.get("firstBoot")),
@@ -280,7 +281,7 @@ def format_status(document: Json, width: int | None = None) -> str:
     """Format the status document, wrapped to the width of a terminal; None wraps nothing."""
     unknown = frozenset(map(str, as_list(document.get("unknown"))))
     rows = [
-        ("Node", str(document["node"] or _UNKNOWN)),
+        ("Node", _format_node(document)),
         *_format_activity(document, is_unknown="agent" in unknown),
         *_format_target("Current", document["current"], is_unknown="current" in unknown),
         *_format_target("Desired", document["desired"], is_unknown="desired" in unknown),
@@ -436,6 +437,11 @@ def _format_target(label: str, value: object, *, is_unknown: bool) -> Iterator[L
     yield label, _UNKNOWN if is_unknown else str(target.get("config") or "none yet")
     if target.get("image"):
         yield "", str(target["image"])
+
+
+def _format_node(document: Json) -> str:
+    note = f" ({document['nodeNote']})" if document.get("nodeNote") else ""
+    return f"{document['node'] or _UNKNOWN}{note}"
 
 
 def _format_api_server(api: Json) -> str:

@@ -32,11 +32,17 @@ class StatusFile:
         notifier: sd_notify.SystemdNotifier,
         clock: clocks.Clock,
         node: str,
+        node_note: str = "",
     ) -> None:
         self._write = write
         self._notifier = notifier
         self._clock = clock
-        self._document: Json = {"version": 1, "node": node, "pid": os.getpid()}
+        self._document: Json = {
+            "version": 1,
+            "node": node or None,
+            "nodeNote": node_note,
+            "pid": os.getpid(),
+        }
         self._written: Json = {}
         self._sentence = "starting"
         self._progress_at = float("-inf")

@@ -102,6 +102,21 @@ class Wakeup:
             return frozenset(reasons)
 
 
+@dataclass(frozen=True, slots=True)
+class LoopHooks:
+    """Functions that the loop calls between two passes."""
+
+    on_rest: Callable[[], None] = lambda: None
+    """No update is in progress, and nothing happened for a while."""
+    has_new_inputs: Callable[[], bool] = lambda: False
+    """Returns whether the loop must end, so that another one uses new settings."""
+    poll_s: float = float("inf")
+    """How often it is called at least."""
+
+
+_NO_HOOKS = LoopHooks()
+
+
 class ReconcileLoop:
     """The agent's main thread."""
 
@@ -115,10 +130,9 @@ class ReconcileLoop:
         wakeup: Wakeup,
         stop: threading.Event,
         limits: LimitSettings,
-        on_rest: Callable[[], None] = lambda: None,
+        hooks: LoopHooks = _NO_HOOKS,
     ) -> None:
-        """``on_rest`` is called when no update is in progress and nothing happens for a while."""
-        self._on_rest = on_rest
+        self._hooks = hooks
         self._interfaces = interfaces
         self._observer = observer
         self._status_file = status_file
@@ -144,21 +158,23 @@ class ReconcileLoop:
         self._wait_reason, self._waiting_since = "", 0.0
 
     def run(self) -> None:
-        """Reconcile until `stop` is set. A wakeup ends every wait."""
+        """Reconcile until `stop` is set or there are new inputs. A wakeup ends every wait."""
         delay_s, is_at_rest = 0.0, False
         while not self._stop.is_set():
-            pause_s = min(delay_s, self._status_file.heartbeat_s)
+            pause_s = min(delay_s, self._status_file.heartbeat_s, self._hooks.poll_s)
             if not is_at_rest:
                 pause_s = min(pause_s, _REST_AFTER_S)
             reasons = self._wakeup.wait(pause_s)
             self._status_file.send_heartbeat()
+            if self._hooks.has_new_inputs():
+                return
             if reasons or delay_s <= pause_s:
                 delay_s, is_at_rest = self.reconcile_once(), False
             else:
                 delay_s -= pause_s
                 if not is_at_rest and self._ledger.record.update is None:
                     self._interfaces.config_cache.drop_parsed()
-                    self._on_rest()
+                    self._hooks.on_rest()
                 is_at_rest = True
             log.debug(
                 "woken by %s; next pass in %.1f s", ", ".join(sorted(reasons)) or "time", delay_s

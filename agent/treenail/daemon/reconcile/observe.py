@@ -12,6 +12,7 @@ from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.system.kernel import HostKernel
 from treenail.update.decision import decide, decide_idle, node_state
+from treenail.update.decision.node_identity import NodeIdentity
 from treenail.update.impact import os_change
 from treenail.update.state import boot_trial, ledger_record
 from treenail.update.status import NodeEvent
@@ -35,8 +36,10 @@ class Observer:
         can_soft_reboot: bool = False,
         retention_s: float = 86_400.0,
         health_mode: boot_trial.HealthCheckMode = boot_trial.HealthCheckMode.ENFORCE,
+        identity: NodeIdentity | None = None,
     ) -> None:
         self._interfaces = interfaces
+        self._identity = identity
         self._retention_s = retention_s
         self._health_mode = health_mode
         self._invalid_mode = ""
@@ -60,6 +63,7 @@ class Observer:
             now=self._interfaces.clock.now(),
             monotonic=self._interfaces.clock.monotonic(),
             node=observed,
+            identity=self._identity,
             deployments=None,
             initial_annotations=self._interfaces.mcd_state.read_annotations()
             if has_no_target

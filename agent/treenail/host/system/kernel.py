@@ -42,6 +42,11 @@ class HostKernel:
         kernel, soft = self._read_text("/proc/sys/kernel/random/boot_id"), self.count_soft_reboots()
         return f"{kernel}+{soft}" if soft else kernel
 
+    def read_host_name(self) -> str:
+        """Return the host name of the kernel; empty if unknown. Raises `FileError`."""
+        content = self._files.read_file("/proc/sys/kernel/hostname", limit=_LIMIT)
+        return (content or b"").decode("utf-8", "replace").strip()
+
     def count_soft_reboots(self) -> int | None:
         """Return the soft reboots since the kernel started; None if systemd does not count them.
 

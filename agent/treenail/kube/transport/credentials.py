@@ -7,9 +7,10 @@ is unusable the last good one stays in use, and the error is logged once.
 
 import logging
 import os
+import re
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -169,3 +170,63 @@ def _make_error(config: ApiServerConfig, pem: str | bytes, problem: str) -> Unre
         f"cannot use {name} of {config.source}: {problem}",
         remedy=f"fix {name}; the next request reads it again",
     )
+
+
+_PEM_CERTIFICATE = re.compile(
+    rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----"
+)
+_COMMON_NAME = b"\x55\x04\x03"  # 2.5.4.3
+_VERSION_TAG = 0xA0
+_SUBJECT = 4
+"""After serial number, signature algorithm, issuer and validity."""
+
+
+def read_subject_name(config: ApiServerConfig) -> str:
+    """Return the common name in the client certificate; empty without either.
+
+    Raises UnreachableError for a file that is missing or has no certificate.
+    """
+    if not config.certificate:
+        return ""
+    # As in TLS, the first certificate is the client's. The others are of its issuers.
+    match = _PEM_CERTIFICATE.search(_read_pem(config, config.certificate))
+    try:
+        return parse_subject_name(
+            ssl.PEM_cert_to_DER_cert(match[0].decode("ascii")) if match else b""
+        )
+    except ValueError:
+        raise _make_error(config, config.certificate, "no certificate in PEM") from None
+
+
+def parse_subject_name(certificate: bytes) -> str:
+    """Return the common name of the subject of an X.509 certificate in DER (RFC 5280, 4.1).
+
+    The package cryptography would do the same, with 20 MiB of memory. Raises ValueError.
+    """
+    ((_, signed),) = _iter_elements(certificate)
+    (_, body), _, _ = _iter_elements(signed)
+    fields = [content for tag, content in _iter_elements(body) if tag != _VERSION_TAG]
+    if len(fields) <= _SUBJECT:
+        raise ValueError("a certificate without a subject")
+    for _, name in _iter_elements(fields[_SUBJECT]):
+        for _, attribute in _iter_elements(name):
+            (_, kind), (_, value) = _iter_elements(attribute)
+            if kind == _COMMON_NAME:
+                return value.decode("utf-8")
+    return ""
+
+
+def _iter_elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield tag and content of each DER element (X.690, 8.1); raise ValueError."""
+    place = 0
+    while place < len(data):
+        # The length in one byte, or the number of the bytes that have it.
+        length = data[place + 1] if place + 1 < len(data) else 0
+        start = place + 2
+        if length & 0x80:
+            start += length & 0x7F
+            length = int.from_bytes(data[place + 2 : start])
+        if start + length > len(data):
+            raise ValueError("an element is longer than its certificate")
+        yield data[place], data[start : start + length]
+        place = start + length

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from treenail import clocks, errors
 from treenail.api import decode, object_meta
+from treenail.api.node import is_placeholder_name
 from treenail.kube import api_client, resources
 from treenail.provisioning.tokens import bootstrap_tokens
 from treenail.provisioning.tokens.bootstrap_tokens import compute_identity
@@ -238,13 +239,6 @@ def list_kubelet_requests(client: api_client.Client) -> Sequence[KubeletRequest]
         return ()
 
 
-PLACEHOLDER_NAMES = frozenset({
-    "localhost", "localhost4", "localhost6", "linux", "none",  # /etc/hosts; systemd, man 5 hostname
-    "fedora", "centos", "rhel", "almalinux", "rocky",  # DEFAULT_HOSTNAME in their os-release
-    # /etc/hostname in images of installers and clouds
-    "debian", "ubuntu", "archlinux", "opensuse", "raspberrypi", "core", "host", "host-name",
-})  # fmt: skip
-"""First labels of host names that machines have before they get one of their own."""
 _CONTROL_PLANE_NAME = re.compile(r"(.*[.-])?(master|control-?plane|control|arbiter)[0-9]*([.-].*)?")
 """Names that users, kubeadm, kind and openshift-install give machines of the control plane."""
 _MAX_NAMED = 3
@@ -280,7 +274,7 @@ def find_request_refusal(request: KubeletRequest, *, is_ready: bool | None) -> C
             f"Node {node} exists, and token {token} is not for it: give the machine another host "
             f"name, or, to replace that Node's machine, create a token with --machine {node}"
         )
-    if node.partition(".")[0] in PLACEHOLDER_NAMES or _CONTROL_PLANE_NAME.fullmatch(node):
+    if is_placeholder_name(node) or _CONTROL_PLANE_NAME.fullmatch(node):
         return CSRRefusal(
             f"{node} is a placeholder, or a name of the control plane: give the machine another "
             f"host name, or create a token with --machine {node}"

@@ -13,6 +13,7 @@ from treenail.api import object_meta, pullspec
 from treenail.api.node import Node
 from treenail.errors import ConfigError
 from treenail.update.checks import health
+from treenail.update.decision.node_identity import NodeIdentity
 from treenail.update.decision.user_requests import UserRequest
 from treenail.update.drift.drift_policy import DriftAssessment
 from treenail.update.impact import os_change
@@ -233,6 +234,8 @@ class Facts:
     """None when no decision needs the deployments (see `needs_deployments`)."""
     monotonic: float = 0.0
     """Seconds of this boot's monotonic clock."""
+    identity: NodeIdentity | None = None
+    """Which Node this machine is."""
     is_shutting_down: bool = False
     initial_annotations: Mapping[str, str] = field(default_factory=dict)
     """The first annotations for a Node without a config; empty when none are known."""
