@@ -19,7 +19,9 @@ from treenail.kube.eviction import (
     DisruptionBudget,
     DrainProgress,
     NodeDrain,
+    ReturnedPods,
     classify_refusal,
+    find_long_wait,
     find_stuck_reason,
     should_evict,
 )
@@ -66,7 +68,7 @@ def test_pod_with_every_field_is_read() -> None:
         name="web",
         uid="u",
         labels={"app": "web"},
-        daemonset="agents",
+        owner="DaemonSet agents",
         is_mirror=True,
         is_finished=False,
         is_running=True,
@@ -101,9 +103,9 @@ def test_pod_is_running_until_all_containers_terminated(status: Json, running: b
         (pod(), True),
         (pod(is_mirror=True), False),
         (pod(is_mirror=True, is_finished=True), False),
-        (pod(daemonset="agents"), False),
-        (pod(daemonset="agents", is_finished=True), True),
-        (pod(daemonset="gone"), True),
+        (pod(owner="DaemonSet agents"), False),
+        (pod(owner="DaemonSet agents", is_finished=True), True),
+        (pod(owner="DaemonSet gone"), True),
         (pod(is_finished=True), True),
     ],
 )
@@ -297,6 +299,41 @@ def test_drain_evicts_every_evictable_pod(node: Node) -> None:
 
     assert (progress.blockers, progress.blocked_count) == ((), 0)
     assert node.pods() == ["agent", "static"]
+
+
+@pytest.mark.parametrize(("grace_s", "is_named"), [(0, False), (30, False), (31, True)])
+def test_pod_with_long_grace_period_blocks_from_its_eviction_on(
+    grace_s: int, *, is_named: bool
+) -> None:
+    blocker = find_long_wait(pod(terminates_at=NOW + grace_s, grace_s=grace_s))
+    assert (blocker is not None) is is_named
+    if blocker is not None:
+        assert (blocker.since, blocker.reason) == (NOW, BlockerReason.TERMINATION)
+        assert blocker.message.endswith("Z: its grace period is 31 s")
+    assert find_long_wait(pod(grace_s=6000)) is None
+
+
+def test_pods_of_an_owner_that_return_are_left_after_three() -> None:
+    def owned(number: int, owner: str) -> Pod:
+        return Pod("shop", f"{owner}-{number}", f"{owner}-{number}", owner=owner)
+
+    returned = ReturnedPods()
+    # A hundred pods of one owner at the beginning, or late, are no return.
+    first = [owned(number, "ReplicaSet a") for number in range(100)]
+    assert returned.drop_ignored(first) == first
+    for gone in first:
+        returned.note_evicted(gone)
+    bare = Pod("shop", "x", "x")
+    for number in range(100, 103):
+        later = [owned(number, "ReplicaSet a"), owned(0, "ReplicaSet b"), bare]
+        assert returned.drop_ignored(later) == later
+        # The same pod, seen again, has not returned again.
+        assert returned.drop_ignored(later) == later
+    assert returned.ignored_groups == ()
+    for number in range(103, 200):
+        later = [owned(number, "ReplicaSet a"), owned(0, "ReplicaSet b"), bare]
+        assert returned.drop_ignored(later) == later[1:]
+    assert returned.ignored_groups == ("shop/ReplicaSet a",)
 
 
 def test_pods_of_another_node_are_not_evicted(node: Node) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import Executor
@@ -25,6 +25,10 @@ _MAX_LOGGED = 30
 # gets 15 s more than its grace period before it counts as stuck.
 _RETRY_S = 5.0
 _TERMINATION_SLACK_S = 15.0
+# A pod with a longer grace period blocks from its eviction on.
+_LONG_GRACE_S = 30
+_MAX_RETURNS = 3
+"""How many new pods of an owner are evicted whose pods this drain evicted before."""
 # With a slow API server one round evicts only some of the pods.
 _ROUND_LIMIT_S = 10.0
 _MAX_IN_FLIGHT = 4
@@ -115,6 +119,55 @@ def is_overdue(pod: Pod, now: float) -> bool:
     return pod.terminates_at is not None and now >= pod.terminates_at + _TERMINATION_SLACK_S
 
 
+def find_long_wait(pod: Pod) -> Blocker | None:
+    """Return the blocker for a pod that may take long to terminate."""
+    if pod.terminates_at is None or pod.grace_s <= _LONG_GRACE_S:
+        return None
+    end = clocks.format_rfc3339(pod.terminates_at)
+    message = f"terminates until {end}: its grace period is {pod.grace_s} s"
+    since = pod.terminates_at - pod.grace_s
+    return Blocker(pod.key, BlockerReason.TERMINATION, message, (), since)
+
+
+class ReturnedPods:
+    """The pods that owners bind to the cordoned node again: by nodeName, or by a toleration.
+
+    ``kubectl drain`` evicts the pods that it lists after the cordon, and waits for no later ones.
+    A drain evicts later pods, too: the scheduler may bind a pod while the node is cordoned. But it
+    would never end if the owner of evicted pods went on.
+    """
+
+    def __init__(self) -> None:
+        self._evicted_groups: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._known_uids: set[str] = set()
+        self._ignored_uids: set[str] = set()
+
+    @property
+    def ignored_groups(self) -> tuple[str, ...]:
+        """The groups of pods for which the drain does not wait."""
+        return tuple(group for group, count in self._counts.items() if count > _MAX_RETURNS)
+
+    def note_evicted(self, pod: Pod) -> None:
+        """Note that a pod was evicted: later ones of its group have returned."""
+        self._evicted_groups.add(pod.group)
+
+    def drop_ignored(self, pods: Iterable[Pod]) -> list[Pod]:
+        """Return the pods that the drain evicts or waits for."""
+        known, kept = set(), []
+        for pod in pods:
+            known.add(pod.uid)
+            if pod.uid not in self._known_uids and pod.group in self._evicted_groups:
+                self._counts[pod.group] += 1
+                if self._counts[pod.group] > _MAX_RETURNS:
+                    self._ignored_uids.add(pod.uid)
+            if pod.uid not in self._ignored_uids:
+                kept.append(pod)
+        self._known_uids = known
+        self._ignored_uids &= known
+        return kept
+
+
 def find_stuck_reason(pod: Pod, now: float) -> tuple[BlockerReason, str] | None:
     """Return why a terminating pod exists after its grace period; None before its end."""
     if not is_overdue(pod, now):
@@ -186,6 +239,21 @@ class NodeDrain:
         self._retried_budgets: deque[str] = deque()
         self._evicted: list[str] = []
         self._attempts: dict[str, _EvictionAttempt] = {}
+        self._returned = ReturnedPods()
+
+    @property
+    def returned_groups(self) -> tuple[str, ...]:
+        """The owners, as ``namespace/KIND NAME``, whose pods the drain leaves: they returned."""
+        return self._returned.ignored_groups
+
+    @property
+    def attempts(self) -> dict[str, "_EvictionAttempt"]:
+        """The last attempt for each pod, by UID."""
+        return self._attempts
+
+    def keep_attempts(self, before: "NodeDrain") -> None:
+        """Take over what an earlier drain of this node knows of its blockers."""
+        self._attempts = before.attempts
 
     def __enter__(self) -> Self:
         self._pods.start()
@@ -205,7 +273,9 @@ class NodeDrain:
         """
         pods = self._pods.read_pods(self._limit_s)
         daemonsets = self._find_daemonsets(pods)
-        evictable = [pod for pod in pods if should_evict(pod, daemonsets)]
+        evictable = self._returned.drop_ignored(
+            pod for pod in pods if should_evict(pod, daemonsets)
+        )
         current_uids = {pod.uid for pod in evictable}
         self._attempts = {
             uid: attempt for uid, attempt in self._attempts.items() if uid in current_uids
@@ -327,6 +397,7 @@ class NodeDrain:
         match error:
             case None:
                 self._evicted.append(pod.key)
+                self._returned.note_evicted(pod)
             case errors.NotFoundError() | errors.ConflictError():
                 # A conflict is the precondition: another pod has the name now.
                 log.debug("pod %s is gone", pod.key)
@@ -357,7 +428,7 @@ class NodeDrain:
             return attempt.blocker if attempt else None
         now = self._clock.now()
         if not is_overdue(pod, now):
-            return None
+            return find_long_wait(pod)
         stuck_reason = find_stuck_reason(self._pods.read_details(pod), now)
         return Blocker(pod.key, *stuck_reason, (), pod.terminates_at) if stuck_reason else None
 

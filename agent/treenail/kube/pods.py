@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 # A field selector has no OR: ended is what is in none of the other phases.
 _ENDED_PHASES = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
+_DAEMONSET = "DaemonSet "
 _DAEMONSET_LIFETIME_S = 30.0
 _WATCH_DURATION_S = 3.0
 """Short, because the connection of a finished drain serves another one after twice this time."""
@@ -28,15 +29,16 @@ class Pod:
     """One pod as the API server reports it.
 
     ``terminates_at`` is the end of the grace period of a deleted pod, in seconds since the epoch.
-    ``daemonset`` names the DaemonSet that controls the pod. ``is_running`` is True until all
-    containers are known to have ended. ``claims`` are its PersistentVolumeClaims.
+    ``is_running`` is True until all containers are known to have ended. ``claims`` are its
+    PersistentVolumeClaims.
     """
 
     namespace: str
     name: str
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    daemonset: str = ""
+    owner: str = ""
+    """Kind and name of its controller; empty for a bare pod."""
     is_mirror: bool = False
     is_finished: bool = False
     is_running: bool = False
@@ -51,6 +53,16 @@ class Pod:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def daemonset(self) -> str:
+        """Name of the DaemonSet that controls the pod; empty without one."""
+        return self.owner.removeprefix(_DAEMONSET) if self.owner.startswith(_DAEMONSET) else ""
+
+    @property
+    def group(self) -> str:
+        """Pods that the same owner creates; bare pods of a namespace are one group."""
+        return f"{self.namespace}/{self.owner or 'pods without a controller'}"
+
 
 def parse_pod(document: api_client.Json) -> Pod:
     """Read the pod in an API object; malformed fields count as absent."""
@@ -63,7 +75,7 @@ def parse_pod(document: api_client.Json) -> Pod:
         name=str(metadata.get("name") or ""),
         uid=str(metadata.get("uid") or ""),
         labels={key: str(value) for key, value in resources.get_object(metadata, "labels").items()},
-        daemonset=_find_daemonset(metadata),
+        owner=_find_owner(metadata),
         is_mirror=_MIRROR_ANNOTATION in resources.get_object(metadata, "annotations"),
         is_finished=str(status.get("phase")) in {"Succeeded", "Failed"},
         is_running=_is_running(status),
@@ -89,11 +101,11 @@ def _is_running(status: api_client.Json) -> bool:
     return status.get("phase") == "Running" and not ended
 
 
-def _find_daemonset(metadata: api_client.Json) -> str:
+def _find_owner(metadata: api_client.Json) -> str:
     for owner in _as_objects(metadata.get("ownerReferences")):
         # At most one owner is the controller (OwnerReference in meta/v1).
-        if owner.get("controller") is True and owner.get("kind") == "DaemonSet":
-            return str(owner.get("name") or "")
+        if owner.get("controller") is True:
+            return f"{owner.get('kind')} {owner.get('name')}"
     return ""
 
 

@@ -104,7 +104,16 @@ class Site:
         if kept:
             self.budget(f"keep-{pod}", pod)
 
-    def pod(self, node: str, name: str, *, app: str = "", stop_s: int = 0, **more: object) -> None:
+    def pod(
+        self,
+        node: str,
+        name: str,
+        *,
+        app: str = "",
+        stop_s: int = 0,
+        grace_s: int = 30,
+        **more: object,
+    ) -> None:
         """A pod that runs and is ready."""
         metadata: Json = {
             "name": name,
@@ -113,6 +122,7 @@ class Site:
             **more,
         }
         spec = {"nodeName": node, "containers": [{"name": "main", "image": "i"}]}
+        spec["terminationGracePeriodSeconds"] = grace_s
         self.client.create(PODS, {"metadata": metadata, "spec": spec}, namespace="shop")
         wait_until(lambda: self.phase(name) == "Running")
 
@@ -158,6 +168,13 @@ class Site:
     def phase(self, pod: str) -> object:
         found = self.client.get(PODS, pod, namespace="shop")
         return found["status"].get("phase")  # type: ignore[attr-defined]  # a dict
+
+    def is_leaving(self, pod: str) -> bool:
+        try:
+            metadata = self.client.get(PODS, pod, namespace="shop")["metadata"]
+        except NotFoundError:
+            return True
+        return "deletionTimestamp" in metadata  # type: ignore[operator]  # a dict
 
     def pods(self, node: str = "") -> list[str]:
         params = {"fieldSelector": f"spec.nodeName={node}"} if node else {}

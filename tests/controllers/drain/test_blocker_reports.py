@@ -98,6 +98,25 @@ def test_blocker_is_reported_within_a_minute(
     assert site.applied("a") == ""
 
 
+def test_pod_with_a_grace_period_of_hours_is_reported_after_30_s(site: Site, act: Act) -> None:
+    site.node("a", reported=True)
+    acting = act()
+    site.pod("a", "web", grace_s=6 * 3600)
+    site.server.set_kubelet("a", is_stopped=True)
+    site.request_drain("a", "drain-b")
+    acting.until(lambda: acting.wire.written("/eviction"), still=True)
+    for _ in range(40):
+        acting.settle()
+        site.clock.move(1)
+    acting.settle()
+
+    assert site.blocked("a") == [("shop/web", "termination")]
+    ((event, message),) = site.events("a")
+    assert event == "DrainBlocked"
+    assert "shop/web: terminates until " in message
+    assert "its grace period is 21600 s" in message
+
+
 def test_short_refusal_is_not_reported(site: Site, act: Act) -> None:
     site.node("a", reported=True)
     budget(site, act())

@@ -117,6 +117,62 @@ def test_uncordon_during_drain_cordons_again(site: Site, act: Act) -> None:
     assert site.pods("a") == []
 
 
+def test_program_that_uncordons_each_time_is_named_and_slowed_down(site: Site, act: Act) -> None:
+    site.node("a", reported=True, pod="web", kept=True)
+    acting = act()
+    site.request_drain("a", "drain-b")
+    acting.until(lambda: site.blocked("a"))
+    blockers = site.notes("a")[key.DRAIN_BLOCKED]
+    writes, began = acting.wire.written("/nodes/a"), site.clock.monotonic()
+
+    def uncordon(request: object) -> None:
+        if site.cordoned("a"):
+            assert site.notes("a")[key.DRAIN_BLOCKED] == blockers
+            site.set_cordon("a", cordoned=False)
+
+    acting.wire.after = uncordon
+    uncordon(None)
+    sentence = "another program uncordons the node: 5 times during drain-b; stop it."
+    acting.until(
+        lambda: any(text.startswith(sentence) for _, text in site.events("a")), limit_s=30.0
+    )
+    # At 0, 1, 3, 7 and 15 s.
+    assert acting.wire.written("/nodes/a") == writes + 5
+    assert site.clock.monotonic() - began >= 15
+    acting.until(lambda: site.conditions("a")["Drained"] == ("Unknown", "DrainBlocked"))
+    acting.wire.after = lambda _: None
+    site.drop_budget("keep-web")
+    acting.until(lambda: site.applied("a") == "drain-b", limit_s=30.0)
+
+
+@pytest.mark.parametrize("owner", ["", "DaemonSet"])
+def test_pods_that_return_to_the_cordoned_node_do_not_hold_the_drain(
+    site: Site, act: Act, owner: str
+) -> None:
+    # A DaemonSet of another API group, whose controller tolerates the cordon, or bare pods.
+    reference = {"apiVersion": "apps.kruise.io/v1alpha1", "kind": owner, "name": "agents"}
+    more = {"ownerReferences": [{**reference, "uid": "u", "controller": True}]} if owner else {}
+    site.node("a")
+    site.pod("a", "web-0", stop_s=2, **more)
+    acting, made = act(), 1
+    site.request_drain("a", "drain-b")
+
+    def is_drained() -> bool:
+        nonlocal made
+        if site.is_leaving(f"web-{made - 1}"):
+            site.pod("a", f"web-{made}", stop_s=2, **more)
+            made += 1
+        return site.applied("a") == "drain-b"
+
+    acting.until(is_drained, limit_s=60.0, still=True)
+    assert acting.wire.written("/eviction") == 4
+    assert site.pods("a") == ["web-4"]
+    group = f"shop/{owner} agents" if owner else "shop/pods without a controller"
+    assert [(reason, group in text) for reason, text in site.events("a")] == [
+        ("PodsReturned", True)
+    ]
+
+
 def test_uncordon_during_drain_ends_cordon_of_user(site: Site, act: Act) -> None:
     site.node("a", unschedulable=True, pod="web", kept=True)
     acting = act()

@@ -44,6 +44,10 @@ _SLOT_RETRY_S = 30.0
 _BLOCKED_SLOT_S = 60.0
 """How long a blocked drain keeps its slot while other nodes wait for one."""
 _EVENT_INTERVAL_S = 600.0
+_MAX_CORDON_PAUSE_S = 60.0
+_NAMED_UNCORDONS = 3
+"""After so many uncordons during a drain another program does it, and no user by mistake."""
+_MAX_NAMED_GROUPS = 10
 _UNLIMITED = 1_000_000
 
 
@@ -163,6 +167,30 @@ class _RunningDrain:
     """The blockers in the last report."""
     reported_at: float = float("-inf")
     event_at: float = float("-inf")
+    cordons: int = 0
+    """How often the node was cordoned again."""
+    cordoned_at: float = float("-inf")
+
+    @property
+    def cordon_pause_s(self) -> float:
+        """Seconds from the last cordon to the next one; doubled each time."""
+        return min(2.0 ** min(self.cordons - 1, 10), _MAX_CORDON_PAUSE_S) if self.cordons else 0.0
+
+    def take_over(self, before: "_RunningDrain") -> None:
+        """Continue a drain whose node was uncordoned: its blockers and reports hold."""
+        self.drain.keep_attempts(before.drain)
+        self.slot_taken_at = before.slot_taken_at
+        self.reported_message = before.reported_message
+        self.reported_at, self.event_at = before.reported_at, before.event_at
+        self.cordons = before.cordons
+
+    def format_uncordons(self, node: str) -> str:
+        """Return the sentence for a program that uncordons the node each time."""
+        return (
+            f"another program uncordons the node: {self.cordons} times during "
+            f"{self.record.request}; stop it. The audit log of the API server names who changes "
+            f"spec.unschedulable of Node {node}"
+        )
 
 
 class DrainController:
@@ -281,6 +309,9 @@ class DrainController:
             case decide.CordonDecision(record, is_repeated):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
+                pause_s = self._find_cordon_pause_s(node.name) if is_repeated else 0.0
+                if pause_s > 0:
+                    return pause_s
                 cordoned = self._cordon_node(node, record, is_repeated=is_repeated)
                 return self._evict_pods(cordoned, record)
             case decide.EvictDecision(record):
@@ -333,14 +364,29 @@ class DrainController:
     def _cordon_node(
         self, node: decide.DrainNode, record: decide.DrainRecord, *, is_repeated: bool
     ) -> decide.DrainNode:
-        # List the pods again: new ones may have been scheduled before the cordon.
-        self._close_drain(node.name)
         node = self._nodes.cordon_node(node, record)
         log.info("cordoned %s for %s", node.name, record.request)
+        # List the pods again: new ones may have been scheduled before the cordon.
+        before = self._close_drain(node.name)
+        running = self._start_drain(node.name, record)
         if is_repeated:
+            if before is not None:
+                running.take_over(before)
+            running.cordons += 1
+            running.cordoned_at = self._clock.monotonic()
             message = f"cordoned again: the node was uncordoned during {record.request}"
+            if running.cordons >= _NAMED_UNCORDONS:
+                message = running.format_uncordons(node.name)
+                log.warning("drain of %s is blocked: %s", node.name, message)
             self._emit_warning(node.name, "CordonedAgain", message)
         return node
+
+    def _find_cordon_pause_s(self, name: str) -> float:
+        """Return the seconds to wait before another cordon: a program may uncordon each time."""
+        running = self._running.get(name)
+        if running is None:
+            return 0.0
+        return running.cordoned_at + running.cordon_pause_s - self._clock.monotonic()
 
     def _evict_pods(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
         record = self._time_record(node.name, record)
@@ -355,10 +401,13 @@ class DrainController:
             progress, node.drain_blocked, now, report_after_s=self._report_after_s
         )
         report_s = self._report_blockers(node, running, blockers)
+        message = blockers.message
+        if running.cordons >= _NAMED_UNCORDONS:
+            message = "; ".join(filter(None, (running.format_uncordons(node.name), message)))
         self._condition_writer.write_conditions(
             node.name,
             conditions.build_drain_conditions(
-                conditions.DrainStage.DRAINING, record.request, blockers.message
+                conditions.DrainStage.DRAINING, record.request, message
             ),
         )
         if self._yield_slot(node.name, running):
@@ -383,6 +432,7 @@ class DrainController:
             conditions.build_drain_conditions(conditions.DrainStage.DRAINED, record.request),
         )
         self._nodes.acknowledge_drain(node)
+        self._report_returned(node.name)
         self._end_drain(node.name)
         duration_s = self._clock.now() - record.began_at
         self._metrics.duration.observe(duration_s)
@@ -415,6 +465,21 @@ class DrainController:
             self._emit_warning(node.name, "DrainBlocked", message)
             log.warning("drain of %s is blocked: %s", node.name, message)
         return REPORT_INTERVAL_S if blockers.next_report_in_s is None else blockers.next_report_in_s
+
+    def _report_returned(self, name: str) -> None:
+        """Name the owners whose pods run on the node although it is drained."""
+        running = self._running.get(name)
+        if running is None or not (groups := running.drain.returned_groups):
+            return
+        names = ", ".join(groups[:_MAX_NAMED_GROUPS])
+        if len(groups) > _MAX_NAMED_GROUPS:
+            names += f" and {len(groups) - _MAX_NAMED_GROUPS} more"
+        message = (
+            f"drained, but new pods came to the cordoned node each time: {names}; the reboot ends "
+            "them. Remove spec.nodeName, or the toleration of node.kubernetes.io/unschedulable"
+        )
+        self._emit_warning(name, "PodsReturned", message)
+        log.warning("%s: %s", name, message)
 
     def _on_budget_change(self, budget: str, _before: int | None, allowed: int | None) -> None:
         # A deleted budget allows all evictions.
@@ -467,10 +532,11 @@ class DrainController:
         if other is not None:
             self._enqueue(other)
 
-    def _close_drain(self, name: str) -> None:
+    def _close_drain(self, name: str) -> _RunningDrain | None:
         self._budget_queue.remove_node(name)
         if (running := self._running.pop(name, None)) is not None:
             running.exit_stack.close()
+        return running
 
     def _emit_warning(self, node: str, reason: str, message: str) -> None:
         # The kubelet uses the node name as the uid in its Events, and "kubectl describe node" finds
