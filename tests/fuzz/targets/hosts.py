@@ -1,7 +1,6 @@
 """Answers of programs on the node, and files of its administrator."""
 
 import json
-import ssl
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,8 +22,8 @@ from treenail.host.ostree.backend_settings import find_remedy
 from treenail.host.ostree.deployments import DeploymentStatus
 from treenail.host.rpmostree.client import RpmOstreeProgress, _parse_deployments
 from treenail.host.systemd.system_bus import BusSignal
-from treenail.kube.transport.credentials import parse_subject_name
-from treenail.kube.transport.kubeconfig import read_kubeconfig
+from treenail.kube.transport.credentials import read_node_name
+from treenail.kube.transport.kubeconfig import ApiServerConfig, read_kubeconfig
 from treenail.sanitize import sanitize_text
 from treenail.update.checks.signature_policy import find_rule, find_storage_rule
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
@@ -146,15 +145,14 @@ def read_kubeconfig_file(content: bytes) -> Iterable[str]:
 
 
 def read_certificate(content: bytes) -> Iterable[str]:
-    """Read the name in a client certificate; its caller handles ValueError."""
-    return [parse_subject_name(content)]
+    """Read the Node in a client certificate."""
+    return [read_node_name(ApiServerConfig("https://a", certificate=content))]
 
 
 def _list_certificates() -> Iterator[bytes]:
     authority = CertificateAuthority(make_directory())
     for user, groups in (("system:node:n1", ["system:nodes"]), ("a" * 64, ["b", "c"])):
-        pem = authority.make_client_identity(user, groups).certificate
-        yield ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))
+        yield authority.make_client_identity(user, groups).certificate
 
 
 def _list_bootc() -> Iterator[bytes]:
@@ -298,5 +296,5 @@ TARGETS = (
     FuzzTarget("signature-policy", read_signature_policy, _list_policies, Grammar.JSON),
     FuzzTarget("agent-toml", read_settings, _list_settings, Grammar.LINES),
     FuzzTarget("kubeconfig", read_kubeconfig_file, _list_kubeconfigs, Grammar.YAML),
-    FuzzTarget("client-certificate", read_certificate, _list_certificates, errors=(ValueError,)),
+    FuzzTarget("client-certificate", read_certificate, _list_certificates),
 )

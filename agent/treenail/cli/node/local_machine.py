@@ -70,13 +70,7 @@ def load_node_settings(root: Root, config: str | None) -> "AgentSettings":
 
 
 def _load_file(root: Root, config: str | None, options: "PartialSettings") -> "AgentSettings":
-    from treenail.daemon.agent_settings import load_settings
+    from treenail.daemon.agent_settings import SETTINGS_FILE, load_settings
 
-    return load_settings(find_settings_file(root, config), options, is_required=config is not None)
-
-
-def find_settings_file(root: Root, config: str | None) -> Path:
-    """Return the path of the settings on this host; ``config`` is that of an option."""
-    from treenail.daemon.agent_settings import SETTINGS_FILE
-
-    return Path(config) if config else root.resolve_path(SETTINGS_FILE)
+    path = Path(config) if config else root.resolve_path(SETTINGS_FILE)
+    return load_settings(path, options, is_required=config is not None)

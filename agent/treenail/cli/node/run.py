@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from contextlib import closing, suppress
-from pathlib import Path
+from dataclasses import replace
 
 from treenail import clocks, errors, memory
 from treenail import log as journal
@@ -39,7 +39,6 @@ from treenail.daemon.reconcile import context, crash_counter, loop, observe
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.ostree import backend_settings, deployments
-from treenail.host.system.kernel import HostKernel
 from treenail.host.system.state_file import Ledger
 from treenail.host.systemd import logind, system_bus
 from treenail.host.systemd.bus_process import BusProcess
@@ -121,12 +120,6 @@ def _create_machine(settings: agent_settings.AgentSettings, bus: system_bus.Syst
     return machine
 
 
-_FileStamp = tuple[int, int, int]
-_NO_FILE: _FileStamp = (0, 0, 0)
-_InputStamps = tuple[str, tuple[_FileStamp, ...]]
-"""The host name, and the stamps of the files."""
-
-
 class AgentInputs:
     """The settings of an agent, its Node and its connection.
 
@@ -135,11 +128,9 @@ class AgentInputs:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._file = local_machine.find_settings_file(Root(arguments.root or "/"), arguments.config)
         self.settings = local_machine.load_agent_settings(arguments)
         self._root = Root(self.settings.root)
         self.access = node_identity.read_access(self.settings, self._root)
-        self._stamps: _InputStamps | None = self._read_stamps()
         self._problem = ""
 
     @property
@@ -150,53 +141,25 @@ class AgentInputs:
         return (*files, certificate) if certificate and isinstance(certificate, str) else files
 
     def reload(self) -> bool:
-        """Read what changed; return whether that needs another agent.
+        """Read everything again; return whether another agent is needed.
 
         What cannot be read changes nothing: the last good settings and the last name stay.
         """
-        stamps = self._read_stamps()
-        if stamps == self._stamps:
-            return False
-        self._stamps = stamps
-        before = (self.settings, self.access)
+        before, problem = (self.settings, self.access), ""
         try:
             settings = local_machine.load_agent_settings(self._arguments)
-            if settings.root != self.settings.root:
-                raise errors.UsageError(
-                    f"the root is {settings.root} now, not {self.settings.root}",
-                    remedy="run: systemctl restart treenail",
-                )
+            self.settings = replace(settings, root=self.settings.root)
         except errors.TreenailError as error:
-            self._report_problem(f"keeping the last settings: {format_reason(error)}")
-        else:
-            self.settings = settings
+            problem = f"keeping the last settings: {format_reason(error)}"
         access = node_identity.read_access(self.settings, self._root)
         if access.identity.name or not self.access.identity.name:
             self.access = access
         else:
-            # The next call looks again, also at a certificate that only the new kubeconfig names.
-            self._stamps = None
-            self._report_problem(
-                f"staying Node {self.access.identity.name}: {access.identity.problem}"
-            )
-        return before != (self.settings, self.access)
-
-    def _report_problem(self, problem: str) -> None:
-        if problem != self._problem:
+            problem = f"staying Node {self.access.identity.name}: {access.identity.problem}"
+        if problem not in ("", self._problem):
             log.error("%s", problem)
         self._problem = problem
-
-    def _read_stamps(self) -> _InputStamps:
-        paths = (self._file, *map(self._root.resolve_path, self.paths[1:]))
-        return HostKernel(self._root).read_host_name(), tuple(map(_read_stamp, paths))
-
-
-def _read_stamp(path: Path) -> _FileStamp:
-    try:
-        status = path.stat()
-    except OSError:
-        return _NO_FILE
-    return (status.st_mtime_ns, status.st_ino, status.st_size)
+        return before != (self.settings, self.access)
 
 
 def run_agents(

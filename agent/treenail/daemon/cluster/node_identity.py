@@ -4,15 +4,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from treenail import errors
-from treenail.api import object_meta
 from treenail.daemon.agent_settings import AgentSettings
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.kernel import HostKernel
 from treenail.kube.request import ApiRequest
 from treenail.kube.transport import credentials, kubeconfig
-from treenail.update.decision.node_identity import IdentitySources, NodeIdentity, choose_identity
-
-_NODE_PREFIX = "system:node:"
+from treenail.update.decision.node_identity import NodeIdentity, choose_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +23,19 @@ class NodeAccess:
 
 def read_access(settings: AgentSettings, root: Root) -> NodeAccess:
     """Read kubeconfig, client certificate and host name. They may be missing for a while."""
-    connection, certificate = None, ""
-    problem, remedy = "", ""
+    connection = None
     try:
         connection = kubeconfig.read_kubeconfig(settings.kubeconfig, locate=root.resolve_path)
-        certificate = credentials.read_subject_name(connection)
+        certificate = credentials.read_node_name(connection)
     except errors.TreenailError as error:
-        problem, remedy = str(error), error.remedy
-    name = certificate.removeprefix(_NODE_PREFIX)
-    is_kubelet = certificate.startswith(_NODE_PREFIX) and object_meta.is_object_name(name)
-    sources = IdentitySources(
-        certificate=name if is_kubelet else "",
-        setting=settings.node_name,
-        host_name=HostKernel(root).read_host_name(),
-        problem=problem,
-        remedy=remedy,
-    )
-    return NodeAccess(choose_identity(sources), connection)
+        return NodeAccess(NodeIdentity("", problem=str(error), remedy=error.remedy), connection)
+    host_name = HostKernel(root).read_host_name()
+    return NodeAccess(choose_identity(certificate, settings.node_name, host_name), connection)
 
 
 def make_unnamed_error(identity: NodeIdentity) -> errors.UnnamedNodeError:
     """Return why nothing can be requested for this machine's Node yet."""
-    return errors.UnnamedNodeError(
-        f"waiting for the name of this Node: {identity.problem}", remedy=identity.remedy
-    )
+    return errors.UnnamedNodeError(identity.wait, remedy=identity.remedy)
 
 
 class UnnamedNodeTransport:

@@ -143,8 +143,7 @@ def decide_without_update(facts: node_state.Facts) -> actions.Decision:
         return excuse
     if facts.node is None:
         if facts.identity is not None and facts.identity.problem:
-            sentence = f"waiting for the name of this Node: {facts.identity.problem}"
-            return actions.WaitAction(sentence, remedy=facts.identity.remedy)
+            return actions.WaitAction(facts.identity.wait, remedy=facts.identity.remedy)
         return actions.WaitAction("waiting for the API server to return this Node")
     desired = facts.node.desired
     if isinstance(desired, node_state.InvalidTarget):

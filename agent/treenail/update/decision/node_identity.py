@@ -8,21 +8,6 @@ from dataclasses import dataclass
 
 from treenail.api import node, object_meta
 
-_SETTING_REMEDY = "set node_name in /etc/treenail/agent.toml"
-
-
-@dataclass(frozen=True, slots=True)
-class IdentitySources:
-    """The sources of the Node's name at one moment."""
-
-    certificate: str = ""
-    """Node in the client certificate of the kubeconfig; empty for a kubeconfig without one."""
-    setting: str = ""
-    host_name: str = ""
-    problem: str = ""
-    """Why kubeconfig or certificate cannot be read."""
-    remedy: str = ""
-
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
@@ -30,44 +15,40 @@ class NodeIdentity:
 
     name: str
     """Empty while it is uncertain."""
-    source: str = ""
-    differences: tuple[str, ...] = ()
-    """The sources that name another Node."""
+    note: str = ""
+    """Why this name is used; empty if no source names another one."""
     problem: str = ""
     """Why it is uncertain."""
     remedy: str = ""
 
     @property
-    def note(self) -> str:
-        """Why this name is used; empty if no source names another one."""
-        return f"by {self.source}, not {' or '.join(self.differences)}" if self.differences else ""
+    def wait(self) -> str:
+        """The sentence of the wait for a name."""
+        return f"waiting for the name of this Node: {self.problem}"
 
 
-def choose_identity(sources: IdentitySources) -> NodeIdentity:
-    """Return the Node of the first source that is certain.
+def choose_identity(certificate: str, setting: str, host_name: str) -> NodeIdentity:
+    """Return the Node of the first source that is certain; ``certificate`` and setting may be "".
 
     The API server lets a kubelet's client certificate change its own Node only. So the certificate
     cannot be wrong, and what names another Node is.
     """
-    if sources.problem:
-        return NodeIdentity("", problem=sources.problem, remedy=sources.remedy)
-    host_name = sources.host_name.lower()
-    is_certain = object_meta.is_object_name(host_name) and not node.is_placeholder_name(host_name)
+    host = host_name.lower()
+    is_placeholder = node.is_placeholder_name(host)
     names = {
-        "the client certificate": sources.certificate,
-        "the setting node_name": sources.setting,
-        "the host name": host_name if is_certain else "",
+        "the client certificate": certificate if object_meta.is_object_name(certificate) else "",
+        "the setting node_name": setting,
+        "the host name": "" if is_placeholder or not object_meta.is_object_name(host) else host,
     }
-    chosen = [(source, name) for source, name in names.items() if name]
-    if not chosen:
-        kind = "a placeholder" if node.is_placeholder_name(host_name) else "no name of a Node"
+    named = [(source, name) for source, name in names.items() if name]
+    if not named:
+        kind = "a placeholder" if is_placeholder else "no name of a Node"
         return NodeIdentity(
             "",
-            problem=f"the host name {sources.host_name!r:.100} is {kind}, and the kubeconfig has "
-            "no client certificate of a kubelet",
-            remedy=f"give the machine its host name, or {_SETTING_REMEDY}",
+            problem=f"the host name {host_name!r:.100} is {kind}, and the kubeconfig has no client "
+            "certificate of a kubelet",
+            remedy="give the machine its host name, or set node_name in /etc/treenail/agent.toml",
         )
-    source, name = chosen[0]
-    return NodeIdentity(
-        name, source, tuple(f"{other} {value}" for other, value in chosen[1:] if value != name)
-    )
+    source, name = named[0]
+    others = " or ".join(f"{other} {value}" for other, value in named if value != name)
+    return NodeIdentity(name, f"by {source}, not {others}" if others else "")
