@@ -133,8 +133,11 @@ def test_update_survives_a_name_that_comes_after_the_boot(
 
 
 def test_node_in_service_finds_its_name_after_a_reboot(site: Site, names: Names) -> None:
-    names.use_token()
     names.name_host("localhost")
+    names.use_token()
+    # The certificate has named the Node, and it is gone: no reason to leave the Node.
+    wait_until(lambda: any(text.startswith(f"staying Node {NODE}") for text in site.messages()))
+    assert site.lab.read_live_status(NODE)["node"] == NODE
     site.machine.reboot()
     wait_until(lambda: waits(site, "the host name 'localhost' is a placeholder"), limit_s=20.0)
     screen = " ".join(status(site).stdout.split())
@@ -142,7 +145,6 @@ def test_node_in_service_finds_its_name_after_a_reboot(site: Site, names: Names)
     names.name_host(NODE)
     site.reach(site.goal())
     names.use_nothing_else()
-    # The host name is empty for a while: no reason to leave the Node.
     site.reach(site.goal())
 
 

@@ -119,27 +119,22 @@ def test_uncordon_during_drain_cordons_again(site: Site, act: Act) -> None:
 
 def test_program_that_uncordons_each_time_is_named_and_slowed_down(site: Site, act: Act) -> None:
     site.node("a", reported=True, pod="web", kept=True)
-    acting = act()
-    site.request_drain("a", "drain-b")
-    acting.until(lambda: site.blocked("a"))
-    blockers = site.notes("a")[key.DRAIN_BLOCKED]
-    writes, began = acting.wire.written("/nodes/a"), site.clock.monotonic()
+    acting, began = act(), site.clock.monotonic()
 
-    def uncordon(request: object) -> None:
+    def uncordon(_: object) -> None:
         if site.cordoned("a"):
-            assert site.notes("a")[key.DRAIN_BLOCKED] == blockers
             site.set_cordon("a", cordoned=False)
 
     acting.wire.after = uncordon
-    uncordon(None)
+    site.request_drain("a", "drain-b")
+    # The budget blocks for 30 s, although the node is never cordoned for long.
+    acting.until(lambda: site.blocked("a") == [("shop/web", "pdb")], limit_s=10.0)
+    # The first cordon, and others at 0, 1, 3, 7, 15 and 31 s; then the blocker.
+    assert acting.wire.written("/nodes/a") <= 9
+    assert 30 <= site.clock.monotonic() - began < 60
     sentence = "another program uncordons the node: 5 times during drain-b; stop it."
-    acting.until(
-        lambda: any(text.startswith(sentence) for _, text in site.events("a")), limit_s=30.0
-    )
-    # At 0, 1, 3, 7 and 15 s.
-    assert acting.wire.written("/nodes/a") == writes + 5
-    assert site.clock.monotonic() - began >= 15
-    acting.until(lambda: site.conditions("a")["Drained"] == ("Unknown", "DrainBlocked"))
+    assert any(text.startswith(sentence) for _, text in site.events("a"))
+    assert site.conditions("a")["Drained"] == ("Unknown", "DrainBlocked")
     acting.wire.after = lambda _: None
     site.drop_budget("keep-web")
     acting.until(lambda: site.applied("a") == "drain-b", limit_s=30.0)

@@ -48,6 +48,7 @@ _MAX_CORDON_PAUSE_S = 60.0
 _NAMED_UNCORDONS = 3
 """After so many uncordons during a drain another program does it, and no user by mistake."""
 _MAX_NAMED_GROUPS = 10
+_NO_PROGRESS = eviction.DrainProgress((), (), 0, 0.0)
 _UNLIMITED = 1_000_000
 
 
@@ -161,8 +162,8 @@ class _RunningDrain:
     record: decide.DrainRecord
     slot_taken_at: float
     """Monotonic time."""
-    is_blocked: bool = False
-    """All remaining pods have a blocker."""
+    progress: eviction.DrainProgress = _NO_PROGRESS
+    """The result of the last evictions."""
     reported_message: str = ""
     """The blockers in the last report."""
     reported_at: float = float("-inf")
@@ -172,6 +173,12 @@ class _RunningDrain:
     cordoned_at: float = float("-inf")
 
     @property
+    def is_blocked(self) -> bool:
+        """True when all remaining pods have a blocker."""
+        progress = self.progress
+        return bool(progress.remaining) and progress.blocked_count == len(progress.remaining)
+
+    @property
     def cordon_pause_s(self) -> float:
         """Seconds from the last cordon to the next one; doubled each time."""
         return min(2.0 ** min(self.cordons - 1, 10), _MAX_CORDON_PAUSE_S) if self.cordons else 0.0
@@ -179,6 +186,7 @@ class _RunningDrain:
     def take_over(self, before: "_RunningDrain") -> None:
         """Continue a drain whose node was uncordoned: its blockers and reports hold."""
         self.drain.keep_attempts(before.drain)
+        self.progress = before.progress
         self.slot_taken_at = before.slot_taken_at
         self.reported_message = before.reported_message
         self.reported_at, self.event_at = before.reported_at, before.event_at
@@ -309,9 +317,9 @@ class DrainController:
             case decide.CordonDecision(record, is_repeated):
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
-                pause_s = self._find_cordon_pause_s(node.name) if is_repeated else 0.0
-                if pause_s > 0:
-                    return pause_s
+                running = self._running.get(node.name)
+                if is_repeated and running and (pause_s := self._find_cordon_pause_s(running)) > 0:
+                    return min(pause_s, self._report_drain(node, running))
                 cordoned = self._cordon_node(node, record, is_repeated=is_repeated)
                 return self._evict_pods(cordoned, record)
             case decide.EvictDecision(record):
@@ -381,11 +389,8 @@ class DrainController:
             self._emit_warning(node.name, "CordonedAgain", message)
         return node
 
-    def _find_cordon_pause_s(self, name: str) -> float:
+    def _find_cordon_pause_s(self, running: _RunningDrain) -> float:
         """Return the seconds to wait before another cordon: a program may uncordon each time."""
-        running = self._running.get(name)
-        if running is None:
-            return 0.0
         return running.cordoned_at + running.cordon_pause_s - self._clock.monotonic()
 
     def _evict_pods(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
@@ -395,10 +400,17 @@ class DrainController:
         if progress.is_drained:
             return self._finish_drain(node, record)
         self._budget_queue.set_waiting(node.name, record.began_at, progress.blockers)
-        running.is_blocked = progress.blocked_count == len(progress.remaining)
+        running.progress = progress
+        report_s = self._report_drain(node, running)
+        if self._yield_slot(node.name, running):
+            return _SLOT_RETRY_S
+        return min(progress.retry_s, report_s)
+
+    def _report_drain(self, node: decide.DrainNode, running: _RunningDrain) -> float:
+        """Report what blocks the drain; return the delay until the next report."""
         now = self._clock.now()
         blockers = find_reportable(
-            progress, node.drain_blocked, now, report_after_s=self._report_after_s
+            running.progress, node.drain_blocked, now, report_after_s=self._report_after_s
         )
         report_s = self._report_blockers(node, running, blockers)
         message = blockers.message
@@ -407,12 +419,10 @@ class DrainController:
         self._condition_writer.write_conditions(
             node.name,
             conditions.build_drain_conditions(
-                conditions.DrainStage.DRAINING, record.request, message
+                conditions.DrainStage.DRAINING, running.record.request, message
             ),
         )
-        if self._yield_slot(node.name, running):
-            return _SLOT_RETRY_S
-        return min(progress.retry_s, report_s)
+        return report_s
 
     def _time_record(self, name: str, record: decide.DrainRecord) -> decide.DrainRecord:
         """Return the record with the time at which this process first saw it.
