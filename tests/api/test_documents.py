@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
 from treenail.api.documents import dump_document, load_document, load_documents
-from treenail.api.yaml11 import ALIAS_LIMIT
 from treenail.encoding import json_text
+from treenail.encoding.yaml11 import ALIAS_LIMIT
 from treenail.errors import ConfigError
 
 

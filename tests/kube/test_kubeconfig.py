@@ -101,6 +101,13 @@ def test_yaml_kubeconfig_with_a_brace_is_read(file: Path) -> None:
     assert read_kubeconfig(written(file, flow)).certificate == KUBELET_PEM
 
 
+@pytest.mark.parametrize("name", ["2020-01-01", "12:30:45"])
+def test_unquoted_name_is_the_text_that_kubectl_reads(file: Path, name: str) -> None:
+    text = yaml.safe_dump(kubeconfig()).replace(": kubelet", f": {name}")
+    found = read_kubeconfig(written(file, text))
+    assert found.certificate == KUBELET_PEM
+
+
 def test_named_context_sets_its_namespace(file: Path) -> None:
     found = read_kubeconfig(written(file, kubeconfig()), context="other")
 

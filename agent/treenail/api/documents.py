@@ -1,7 +1,6 @@
 """Read and write YAML and JSON documents as the Go programs of a cluster do."""
 
 import codecs
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,11 +8,12 @@ from treenail.api import decode
 from treenail.errors import ConfigError
 
 if TYPE_CHECKING:
-    from treenail.api.yaml11 import ValueBudget
+    from treenail.encoding.yaml11 import ValueBudget
 
 SUFFIXES = (".json", ".yaml", ".yml")
 BYTE_ORDER_MARK = "\ufeff"
 SIZE_LIMIT = 64 * 1024 * 1024
+_NO_SEPARATOR = "<document start>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def decode_text(text: str | bytes, where: str) -> str:
 
 def dump_document(document: decode.Json) -> str:
     """Format as YAML with sorted keys; `load_document` and Go read the same values back."""
-    from treenail.api import yaml11  # noqa: PLC0415 - most documents are JSON
+    from treenail.encoding import yaml11  # noqa: PLC0415 - most documents are JSON
 
     return yaml11.dump_yaml(document)
 
@@ -89,10 +89,17 @@ def _parse_objects(
 
 
 def _parse_values(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, object]]:
-    if text.startswith("{"):
-        # JSON in most cases. Else YAML in flow style, whose parser reports the error for both.
-        with contextlib.suppress(ConfigError):
-            return [(1, decode.load_json(text, where=where))]
-    from treenail.api import yaml11  # noqa: PLC0415 - as above
+    json_error = None
+    if text.lstrip().startswith("{"):
+        # JSON in most cases, or a stream of it. Else YAML in flow style.
+        try:
+            return decode.load_json_stream(text, where=where)
+        except ConfigError as error:
+            json_error = error
+    from treenail.encoding import yaml11  # noqa: PLC0415 - most documents are JSON
 
-    return yaml11.parse_located_yaml(text, where=where, budget=budget)
+    try:
+        return yaml11.parse_located_yaml(text, where=where, budget=budget)
+    except ConfigError as error:
+        # The parser of YAML reports the error for both, unless an object follows another one.
+        raise (json_error if json_error and _NO_SEPARATOR in str(error) else error) from error

@@ -11,7 +11,8 @@ import math
 import re
 from functools import lru_cache
 
-from treenail.api import decode, yaml11
+from treenail.api import decode
+from treenail.encoding import yaml11
 
 # The Machine Config Operator hashes these bytes into every name. Without them, a migrated cluster
 # would roll out new configs to all nodes that differ only in the name.

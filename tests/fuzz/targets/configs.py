@@ -12,13 +12,12 @@ from tests.api import test_ignition, test_ignition2, test_machineconfig
 from tests.controllers import test_fuzz
 from tests.fuzz.target import FuzzTarget, Grammar
 from tests.fuzz.targets.objects import CONTROLLER_CONFIG, IMAGE_CONFIG
-from treenail.api import documents, yaml11
+from treenail.api import documents
 from treenail.api.decode import Fields, load_json
 from treenail.api.ignition.checks import check_document, check_unit_syntax
 from treenail.api.ignition.model import Contents
 from treenail.api.ignition.parser import VERSIONS, parse_ignition
 from treenail.api.machineconfig import MachineConfig
-from treenail.api.yaml11 import find_positions
 from treenail.config.diff import compare_configs
 from treenail.config.drift_comparison import compute_expected_entries
 from treenail.config.ignition.emit import VERSIONS_SERVED, emit_ignition
@@ -31,6 +30,8 @@ from treenail.config.trust_anchors import find_certificates
 from treenail.config.validation import find_ignored_fields, validate_config
 from treenail.config.wanted_state import read_wanted_state
 from treenail.controllers.render import render
+from treenail.encoding import yaml11
+from treenail.encoding.yaml11 import find_positions
 from treenail.errors import ConfigError, IgnitionError
 from treenail.image.build_result import BuildResult
 from treenail.image.containerfile import (

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from treenail.api import component_names, decode, documents, yaml11
+from treenail.api import component_names, decode, documents
 from treenail.api.pullspec import parse_push_spec
 from treenail.controllers.handover import image_mode
+from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 
 FIELD = "imageMode"

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api import decode, documents, machineconfigpool, yaml11
+from treenail.api import decode, documents, machineconfigpool
 from treenail.controllers.handover import image_mode_field
+from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 from treenail.image.build_inputs import ARCHITECTURES
 from treenail.installer.directory import install_files, install_manifests

@@ -16,12 +16,12 @@ from treenail.api import (
     machineconfig,
     machineconfigpool,
     machineosconfig,
-    yaml11,
 )
 from treenail.config import image_mirrors, validation
 from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.controllers.pools import rollout_policy
 from treenail.controllers.render import render
+from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 from treenail.installer.directory import install_files
 from treenail.installer.directory.problems import (

@@ -22,10 +22,10 @@ from treenail.api import (
     documents,
     machineconfigpool,
     machineosconfig,
-    yaml11,
 )
 from treenail.config.pullsecret import PullSecret
 from treenail.controllers.handover import image_mode, image_mode_field
+from treenail.encoding import yaml11
 from treenail.image import containerfile
 from treenail.installer.directory import (
     install_config,

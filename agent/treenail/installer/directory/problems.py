@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from treenail.api import documents, yaml11
+from treenail.api import documents
+from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 
 MAX_REPORTED = 50

@@ -7,13 +7,14 @@ files at run time; ``treenail.kube.transport.credentials`` reloads them.
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from treenail.errors import UsageError
+from treenail.errors import ConfigError, UsageError
 
 LocatePath = Callable[[str], Path]
 """Maps a path of the kubeconfig to a path on this machine, which may have another root."""
@@ -32,13 +33,7 @@ _UNSUPPORTED_KEYS = (
     "as-groups",
     "as-user-extra",
 )
-
-
-# The loader of libyaml recurses in C: a deeper document ends the process by SIGSEGV.
-_MAX_DEPTH = 50
-# PyYAML raises these for a value that does not match its tag, such as !!int _ and !!timestamp x.
-_WRONG_VALUE = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
-
+_LINE = re.compile(r", line (\d+)")
 _REMEDY = "check it with: kubectl config view --kubeconfig FILE"
 
 
@@ -271,26 +266,19 @@ def _parse_json(path: str, text: str) -> object:
 
 
 def _parse_yaml(path: str, text: str) -> object:
-    import yaml  # noqa: PLC0415  saves 1 MiB of memory with a JSON kubeconfig
+    from treenail.encoding import yaml11  # noqa: PLC0415  saves 1 MiB of memory with a JSON kubeconfig
 
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH:
-                raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY)
-        return yaml.load(text, Loader=loader)  # noqa: S506  one of two safe loaders
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" at line {mark.line + 1}" if mark else ""
-        # Not chained: PyYAML quotes the line, which may contain a key or a token.
+        return next(iter(yaml11.parse_yaml(text, where=path)), None)
+    except ConfigError as error:
+        if "nested" in str(error):
+            raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY) from None
+        line = _LINE.search(str(error))
+        where = f" at line {line[1]}" if line else ""
+        # Not chained: the error may quote a key or a token.
         raise UsageError(
             f"kubeconfig {path} is neither JSON nor YAML{where}", remedy=_REMEDY
         ) from None
-    except (yaml.YAMLError, RecursionError, *_WRONG_VALUE):
-        raise UsageError(f"kubeconfig {path} is neither JSON nor YAML", remedy=_REMEDY) from None
 
 
 def _refuse_unsupported(cluster: _KubeconfigSection, user: _KubeconfigSection) -> None:

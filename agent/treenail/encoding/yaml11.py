@@ -12,12 +12,15 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import yaml
 
-from treenail.api import decode
+from treenail.encoding import json_values
 from treenail.errors import ConfigError
 
+DEPTH_LIMIT = 100
+"""Maximum nesting of a document; no valid config comes near it."""
 ALIAS_LIMIT = 4 * 1024 * 1024
 """Maximum size that all aliases add, in characters; each value counts at least 16."""
 
@@ -28,6 +31,7 @@ _NODE_WEIGHT = 16
 _MAX_QUOTED = 60
 _TAB_PROBLEM = "found character that cannot start any token"
 """Text of libyaml and PyYAML for a tab where a value begins, and for a few other characters."""
+_TEMPLATE = re.compile(r"(?:^|[\s:])\{[{%]")
 _CONSTANTS: dict[str, object] = {
     **dict.fromkeys(["y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE"], True),
     **dict.fromkeys(["on", "On", "ON"], True),
@@ -71,32 +75,45 @@ def parse_located_yaml(
     """Parse every document as `parse_yaml` does; each comes with its first line, from 1."""
     budget = budget or ValueBudget()
     try:
-        return list(_YamlReader(list_events(text), where, budget).read_documents())
+        return list(_YamlReader(text, where, budget).read_documents())
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
         problem = error.problem or error.context or ""
-        if problem == _TAB_PROBLEM and mark and _has_tab(text, mark.line):
-            raise ConfigError(
-                f"{place}: not YAML: found a tab", remedy="indent with spaces, not with tabs"
-            ) from error
-        raise ConfigError(f"{place}: not YAML: {problem}") from error
+        raise _make_error(text, where, error.problem_mark, f"not YAML: {problem}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not YAML: it has characters that YAML forbids") from error
     except (RecursionError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where}: not YAML: nested too deeply or not Unicode") from error
 
 
-def _has_tab(text: str, line: int) -> bool:
-    """Return whether a line, counted from 0, has a tab before its first other character."""
-    lines = text.splitlines()
-    content = lines[line] if line < len(lines) else ""
-    return "\t" in content[: len(content) - len(content.lstrip())]
+class _Mark(Protocol):
+    """A position of the parser in C, or of that in Python."""
+
+    line: int
+    column: int
+
+
+def _make_error(text: str, where: str, mark: "_Mark | None", problem: str) -> ConfigError:
+    """Build the error for a place in a text."""
+    if mark is None:
+        return ConfigError(f"{where}: {problem}")
+    place = f"{where}, line {mark.line + 1}, column {mark.column + 1}"
+    before, line = ["", *text.splitlines()[: mark.line + 1], ""][mark.line : mark.line + 2]
+    if _TEMPLATE.search(f"{before} {line}"):
+        return ConfigError(
+            f"{place}: a template that was not rendered", remedy="render it, or quote the value"
+        )
+    if problem.endswith(_TAB_PROBLEM) and "\t" in line[: len(line) - len(line.lstrip())]:
+        return ConfigError(
+            f"{place}: not YAML: found a tab", remedy="indent with spaces, not with tabs"
+        )
+    return ConfigError(f"{place}: {problem}")
 
 
 def list_events(text: str) -> Iterator[yaml.Event]:
     """Yield the events of the parser; raises `yaml.YAMLError`."""
-    return iter(yaml.parse(text, Loader=_Loader))
+    # Clients in Go end the last line (LineReader of k8s.io/apimachinery), so that a block scalar
+    # at the end of a file has its line end.
+    return iter(yaml.parse(text if text.endswith("\n") else f"{text}\n", Loader=_Loader))
 
 
 def get_line(event: yaml.Event) -> int:
@@ -104,7 +121,7 @@ def get_line(event: yaml.Event) -> int:
     return event.start_mark.line + 1 if event.start_mark else 1
 
 
-def dump_yaml(document: decode.Json) -> str:
+def dump_yaml(document: json_values.Json) -> str:
     """Format as YAML with sorted keys; `parse_yaml` and Go read the same values back."""
     try:
         return str(
@@ -141,8 +158,9 @@ def resolve_scalar(scalar: str) -> object:
 class _YamlReader:
     """Converts parser events to JSON values and limits the size that aliases add."""
 
-    def __init__(self, events: Iterator[yaml.Event], where: str, budget: ValueBudget) -> None:
-        self._events = events
+    def __init__(self, text: str, where: str, budget: ValueBudget) -> None:
+        self._text = text
+        self._events = list_events(text)
         self._where = where
         self._budget = budget
         self._anchors: dict[str, tuple[object, int]] = {}
@@ -157,8 +175,8 @@ class _YamlReader:
                 yield get_line(content), self._read_value(content, 0)
 
     def _read_value(self, event: yaml.Event, depth: int) -> object:
-        if depth > decode.DEPTH_LIMIT:
-            raise self._make_error(event, f"nested more than {decode.DEPTH_LIMIT} deep")
+        if depth > DEPTH_LIMIT:
+            raise self._make_error(event, f"nested more than {DEPTH_LIMIT} deep")
         self._budget.left -= 1
         if self._budget.left < 0:
             raise self._make_error(event, f"more than {self._budget.limit} keys and values")
@@ -196,33 +214,34 @@ class _YamlReader:
             items.append(self._read_value(event, depth + 1))
         return items
 
-    def _read_mapping(self, depth: int) -> decode.Json:
-        mapping: decode.Json = {}
-        merged: decode.Json = {}
+    def _read_mapping(self, depth: int) -> json_values.Json:
+        mapping: json_values.Json = {}
+        own: set[str] = set()
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
                 source = next(self._events)
-                self._merge_mappings(source, self._read_value(source, depth + 1), merged)
+                self._merge_mappings(source, self._read_value(source, depth + 1), mapping)
                 continue
             key = self._read_key(event, depth)
-            if key in mapping:
+            if key in own:
                 raise self._make_error(event, f"duplicate key {_quote(key)}")
+            own.add(key)
             mapping[key] = self._read_value(next(self._events), depth + 1)
-        return {**merged, **mapping}
+        return mapping
 
-    def _merge_mappings(self, event: yaml.Event, value: object, merged: decode.Json) -> None:
-        """Merge mappings: the first one wins, and own keys win over all."""
-        for mapping in value if isinstance(value, list) else [value]:
-            if not isinstance(mapping, dict):
+    def _merge_mappings(self, event: yaml.Event, value: object, mapping: json_values.Json) -> None:
+        """Merge mappings: the first one wins. As in Go, they replace the keys before them."""
+        for merged in reversed(value if isinstance(value, list) else [value]):
+            if not isinstance(merged, dict):
                 raise self._make_error(event, "a merge key needs a mapping or a list of mappings")
-            for key, part in mapping.items():
-                merged.setdefault(key, part)
+            mapping.update(merged)
 
     def _read_key(self, event: yaml.Event, depth: int) -> str:
         key = self._read_value(event, depth + 1)
         if isinstance(key, bool):
             return str(key).lower()
-        if isinstance(key, str | int):
+        # Go writes the key 1e20 as 1e+20.
+        if isinstance(key, str) or (isinstance(key, int) and _is_integer(event)):
             return str(key)
         raise self._make_error(event, "a key that is not a string; quote it")
 
@@ -248,13 +267,13 @@ class _YamlReader:
         return value
 
     def _make_error(self, event: yaml.Event, problem: str) -> ConfigError:
-        mark = event.start_mark
-        place = (
-            f"{self._where}, line {mark.line + 1}, column {mark.column + 1}"
-            if mark
-            else self._where
-        )
-        return ConfigError(f"{place}: {problem}")
+        return _make_error(self._text, self._where, event.start_mark, problem)
+
+
+def _is_integer(event: yaml.Event) -> bool:
+    """Return whether a scalar is an integer of Go, and not a float without a fraction."""
+    text = str(getattr(event, "value", "")).replace("_", "")
+    return bool(_INTEGER.fullmatch(text)) and abs(_parse_integer(text)) < 2**63
 
 
 def _quote(key: str) -> str:
@@ -374,7 +393,7 @@ class _PositionReader:
 
     def _read_value(self, event: yaml.Event, path: FieldPath, depth: int) -> int:
         """Read a value; return the index where its last part ends, without trailing comments."""
-        if depth > decode.DEPTH_LIMIT:
+        if depth > DEPTH_LIMIT:
             raise RecursionError
         end: int = _get_index(event.end_mark)
         if isinstance(event, yaml.MappingStartEvent):
