@@ -149,7 +149,10 @@ def test_other_files_backups_and_directories_are_ignored(tmp_path: Path) -> None
         write_manifest(tmp_path, f"manifests/{name}", "[")
     found, problems = collect_install_manifests(tmp_path)
     assert problems == []
-    assert found.ignored == ["manifests/README.md", "manifests/sub"]
+    assert found.notes == [
+        "manifests/README.md: ignored: no manifest",
+        "manifests/sub: ignored: no manifest",
+    ]
 
 
 def test_manifest_of_64_mb_is_a_problem_with_its_size(tmp_path: Path) -> None:

@@ -38,9 +38,16 @@ def _list_documents(name: str) -> list[str]:
         if not path.is_dir():
             return [name]
         children = (child for child in path.iterdir() if child.suffix in documents.SUFFIXES)
-        return sorted(str(child) for child in children if child.is_file())
+        names = sorted(str(child) for child in children if child.is_file())
     except (OSError, ValueError) as error:
         raise _make_error(name, error) from error
+    if not names:
+        known = ", ".join(documents.SUFFIXES)
+        raise errors.ConfigError(
+            f"cannot read {name:.200}: the directory has no file with one of the suffixes {known}",
+            remedy="name a directory with such files; files in its directories are not read",
+        )
+    return names
 
 
 def read_machine_config(name: str) -> machineconfig.MachineConfig:
@@ -56,7 +63,21 @@ def read_machine_config(name: str) -> machineconfig.MachineConfig:
             f"cannot use {name}: expected a MachineConfig or an Ignition config, found neither",
             remedy="set kind: MachineConfig, or ignition.version",
         )
+    require_kind(document, name, machineconfig.KIND, machineconfig.API_VERSION)
     return machineconfig.MachineConfig.from_json(document)
+
+
+def require_kind(document: dict[str, object], name: str, kind: str, api_version: str) -> None:
+    """Raise `ConfigError` for an object of another kind or version; a version may be missing."""
+    version = document.get("apiVersion", api_version)
+    pairs = (("kind", kind, document.get("kind")), ("apiVersion", api_version, version))
+    for field, expected, value in pairs:
+        if value != expected:
+            actual = "nothing" if value is None else f"{value!s:.80}"
+            raise errors.ConfigError(
+                f"cannot use {name}: expected {field} {expected}, found {actual}",
+                remedy=f"set {field}: {expected}",
+            )
 
 
 def read_input(name: str) -> bytes:

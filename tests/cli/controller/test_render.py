@@ -116,6 +116,65 @@ def test_render_strict_misspelt_field_returns_1(
     assert run(capsys, "-f", str(repository), "--strict") == (1, "", WARNINGS.format(path))
 
 
+KUBELET = {"apiVersion": API, "kind": "KubeletConfig", "metadata": {"name": "more-pods"}}
+TYPO = {**machine_config("50", "worker"), "kind": "MachineConfg"}
+OLD_VERSION = {**machine_config("50", "worker"), "apiVersion": "v1"}
+
+
+@pytest.mark.parametrize(
+    ("unread", "text"),
+    [
+        (KUBELET, "KubeletConfig more-pods: ignored: treenail reads no KubeletConfig; write /etc"),
+        (TYPO, "MachineConfg 50: unknown kind 'MachineConfg'; did you mean MachineConfig?"),
+        (OLD_VERSION, f"MachineConfig 50: expected apiVersion {API}, found v1; set apiVersion: "),
+    ],
+)
+def test_object_that_is_not_read_is_a_warning_and_an_error_with_strict(
+    repository: Path, capsys: pytest.CaptureFixture[str], unread: dict[str, Any], text: str
+) -> None:
+    path = write(repository / "unread.yaml", unread)
+    code, out, err = run(capsys, "-f", str(repository), "--pool", "worker")
+    assert (code, "rendered-worker-" in out) == (0, True)
+    assert err.startswith(f"treenail-controller: warning: {path}, document 1, {text}")
+    assert run(capsys, "-f", str(repository), "--strict") == (1, "", err)
+
+
+@pytest.mark.parametrize(
+    ("documents", "actual"),
+    [
+        ((), "found no object\n"),
+        ((TYPO,), "found 1 MachineConfg\n"),
+        ((OLD_VERSION,), "found 1 MachineConfig\n"),
+        ((KUBELET, SECRET, SECRET), "found 2 Secret, 1 KubeletConfig\n"),
+        (({"a": 1},), "found 1 object without a kind\n"),
+    ],
+)
+def test_plan_of_files_without_an_object_that_is_read_returns_1(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    documents: tuple[dict[str, Any], ...],
+    actual: str,
+) -> None:
+    path = write(tmp_path / "a.yaml", *documents)
+    assert main(["plan", "-f", path]) == 1
+    assert (
+        "cannot plan: expected one of MachineConfig, MachineConfigPool, MachineOSConfig, Contr"
+        in (err := capsys.readouterr().err)
+    )
+    assert actual in err
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+def test_directory_without_documents_returns_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    write(tmp_path / "a.yaml", *POOLS, *CONFIGS)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/a.txt").touch()
+    assert main([command, "-f", str(tmp_path / "a.yaml"), "-f", str(tmp_path / "empty")]) == 1
+    assert f"cannot read {tmp_path}/empty: the directory has no file" in capsys.readouterr().err
+
+
 def test_render_with_current_config_rejects_irreconcilable_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +280,7 @@ def test_render_error_hides_secret_of_other_document(
             ),
         ),
         (
-            [{"kind": "MachineConfig", "metadata": {}}],
+            [{"apiVersion": API, "kind": "MachineConfig", "metadata": {}}],
             "FILE, document 1: the MachineConfig has no metadata.name\n",
         ),
         ([SECRET], "cannot render: the input contains no MachineConfigPool\n"),

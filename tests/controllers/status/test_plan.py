@@ -224,8 +224,8 @@ def test_policy_in_the_same_files_is_planned() -> None:
     ("document", "message"),
     [
         (
-            {"kind": "RolloutPolicy", "metadata": {"name": "careful"},
-             "spec": {"windows": [{"day": ["Sat"]}]}},
+            {"apiVersion": "treenail.io/v1alpha1", "kind": "RolloutPolicy",
+             "metadata": {"name": "careful"}, "spec": {"windows": [{"day": ["Sat"]}]}},
             "file0, document 1, RolloutPolicy careful: spec.windows[0].day: unknown field",
         ),
         (
@@ -379,6 +379,11 @@ def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFi
             in text
         )
 
+        typo = tmp_path / "typo.json"
+        typo.write_text(json.dumps({**config("51-typo"), "kind": "MachineConfg"}))
+        both = ["-f", str(change), "-f", str(typo)]
+        assert command.main(["plan", *both, "--kubeconfig", kubeconfig]) == 1
+        assert "did you mean MachineConfig?" in capsys.readouterr().err
         assert command.main(["plan", "--live", "--json", "--kubeconfig", kubeconfig]) == 0
         found = json.loads(capsys.readouterr().out)["pools"][0]
         assert found["batches"] == [

@@ -146,7 +146,7 @@ def create_parser() -> argument_parser.CommandParser:
         "render",
         help="print the rendered MachineConfigs of pools, without a cluster",
         description="Print the rendered MachineConfigs for the MachineConfigPools, MachineConfigs "
-        "and ControllerConfig in files. Ignore objects of other kinds.",
+        "and ControllerConfig in files. Ignore objects of other programs.",
         epilog=terminal.format_examples(
             (
                 "check a repository in CI",
@@ -176,8 +176,8 @@ def create_parser() -> argument_parser.CommandParser:
     render.add_argument(
         "--strict",
         action="store_true",
-        help="exit with 1 when a MachineConfig has a field without effect, such as a misspelt one "
-        "(default: print a warning)",
+        help="exit with 1 when an object or a field has no effect, such as a misspelt one or a "
+        "KubeletConfig (default: print a warning)",
     )
     render.set_defaults(run=_render_configs)
     build.add_command(commands)

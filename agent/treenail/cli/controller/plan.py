@@ -42,12 +42,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def print_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan; return 1 if a pool cannot be planned."""
+    """Print the plan; return 1 if a pool cannot be planned, or an object cannot be applied."""
     if bool(arguments.filename) == arguments.live:
         raise errors.UsageError("cannot plan: name the change with -f, or use --live")
     documents = render.read_manifests(files.read_documents(arguments.filename or ()))
     for warning in documents.warnings:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
+    if arguments.filename:
+        documents.require_objects("plan")
     with connect.connect_cluster(arguments) as client:
         before = snapshot.read_snapshot(client)
     after = rollout_plan.apply_manifests(before, documents)
@@ -72,4 +74,5 @@ def print_plan(arguments: argparse.Namespace) -> int:
         lines=lambda: [*rollout_plan.format_plans(plans)] or ["no MachineConfigPools found"],
     )
     sys.stdout.flush()
-    return output.EXIT_FAILED if any(pool_plan.problems for pool_plan in plans) else 0
+    is_wrong = documents.mistakes or any(pool_plan.problems for pool_plan in plans)
+    return output.EXIT_FAILED if is_wrong else 0

@@ -134,9 +134,9 @@ def _plan_files(arguments: argparse.Namespace) -> tuple[preview.Preview, tuple[s
 
 def _read_policy(name: str) -> disruptionpolicy.DisruptionPolicy:
     """Read the policy from the file of a MachineConfiguration."""
-    return disruptionpolicy.ClusterDisruptionPolicy.from_json(
-        documents.load_document(files.read_input(name), where=name)
-    ).policy
+    document = documents.load_document(files.read_input(name), where=name)
+    files.require_kind(document, name, "MachineConfiguration", "operator.openshift.io/v1")
+    return disruptionpolicy.ClusterDisruptionPolicy.from_json(document).policy
 
 
 def _format_entry(entry: preview.PreviewEntry, paint: terminal.Painter) -> Iterator[str]:

@@ -19,6 +19,7 @@ from treenail.api import annotations as key
 from treenail.api import (
     decode,
     documents,
+    kinds,
     machineconfig,
     machineconfigpool,
     machineosbuild,
@@ -262,8 +263,8 @@ class FileObjects:
     def _add_document(self, document: decode.Json) -> None:
         fields = decode.Fields.from_json(document, "")
         kind = fields.get_text("kind")
-        if kind.endswith("List") and "items" in document:
-            for item in fields.iter_objects("items"):
+        if (items := kinds.list_items(fields)) is not None:
+            for item in items:
                 self._add_document(item.values)
         elif kind in {resource.kind for resource in _FILE_RESOURCES}:
             document = encode_strings(document)

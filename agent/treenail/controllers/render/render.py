@@ -7,6 +7,7 @@ The render controller writes the hash of the objects that it has observed to the
 computes another hash knows that the controller has not observed a change yet.
 """
 
+import collections
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from treenail.api import annotations as key
 from treenail.api import (
     decode,
     documents,
+    kinds,
     machineconfig,
     machineconfigpool,
     machineosconfig,
@@ -34,14 +36,8 @@ RENDER_INPUTS = "renderInputs"
 CONTROLLER_CONFIG_KIND = "ControllerConfig"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
 _NAME_LIMIT = 253
+_MAX_OTHERS = 8
 _LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
-_KINDS = (
-    machineconfig.KIND,
-    machineconfigpool.KIND,
-    machineosconfig.KIND,
-    rollout_policy.KIND,
-    CONTROLLER_CONFIG_KIND,
-)
 _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
 
@@ -353,13 +349,40 @@ class InputManifests:
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
-    """Fields that have no effect, such as misspelt ones, with their file and document."""
+    """Fields and objects that have no effect, such as misspelt ones, with file and document."""
+    mistakes: list[str] = field(default_factory=list)
+    """The objects among them that an API server refuses."""
+    others: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Number of the objects that are not read, by kind."""
+
+    def add_unread(self, fields: decode.Fields, location: str) -> None:
+        """Count an object that is not read, and say why unless it is that of another program."""
+        kind = fields.get_text("kind")
+        self.others[f"{kind or 'object without a kind':.80}"] += 1
+        if unread := kinds.find_unread_object(kind, fields.get_text("apiVersion")):
+            title = f"{kind} {fields.get_object('metadata').get_text('name')}".strip()
+            self.warnings.append(f"{location}, {title:.300}: {unread}")
+            if unread.is_mistake:
+                self.mistakes.append(self.warnings[-1])
+
+    def require_objects(self, action: str) -> None:
+        """Raise `ConfigError` when nothing was read; it names what the input has."""
+        if self.locations:
+            return
+        counts = [f"{count} {name}" for name, count in self.others.most_common(_MAX_OTHERS)]
+        if len(self.others) > _MAX_OTHERS:
+            counts.append("others")
+        raise ConfigError(
+            f"cannot {action}: expected one of {', '.join(kinds.READ_KINDS)}, found "
+            + (", ".join(counts) or "no object"),
+            remedy="; ".join(self.mistakes) or "name the files of the change with -f",
+        )
 
 
 def read_manifests(texts: Iterable[tuple[str, str | bytes]]) -> InputManifests:
     """Read the objects in the texts; each text comes with its file name.
 
-    Skips objects of other kinds and reads the items of lists. Checks every MachineConfig. Raises
+    Skips objects of other programs and reads the items of lists. Checks every MachineConfig. Raises
     `ConfigError` with the file and the document.
     """
     manifests = InputManifests()
@@ -406,11 +429,12 @@ def render_pools(
 def _read_document(document: decode.Json, location: str, manifests: InputManifests) -> None:
     fields = decode.Fields.from_json(document, location)
     kind = fields.get_text("kind")
-    if kind.endswith("List") and "items" in document:
-        for item in fields.iter_objects("items"):
+    if (items := kinds.list_items(fields)) is not None:
+        for item in items:
             _read_document(item.values, item.path, manifests)
         return
-    if kind not in _KINDS:
+    if kinds.READ_KINDS.get(kind) != fields.get_text("apiVersion"):
+        manifests.add_unread(fields, location)
         return
     name = _get_name(fields, kind, location)
     if (earlier := manifests.locations.get((kind, name))) is not None:

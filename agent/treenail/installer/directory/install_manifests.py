@@ -13,6 +13,7 @@ from treenail import memory
 from treenail.api import (
     decode,
     documents,
+    kinds,
     machineconfig,
     machineconfigpool,
     machineosconfig,
@@ -252,8 +253,8 @@ class InstallManifests:
     """Mirrors of registries of OpenShift's objects."""
     settings: image_mode.ImageMode | None = None
     """Settings that the stage ``prepare`` wrote; None before it."""
-    ignored: list[str] = field(default_factory=list)
-    """Files of other types, and directories."""
+    notes: list[str] = field(default_factory=list)
+    """Files and objects that are not read."""
 
     def find(self, kind: str, name: str, namespace: str = "") -> ManifestObject | None:
         """Return an object; None without it."""
@@ -304,7 +305,7 @@ def collect_install_manifests(
     )
     files.contents.update(replaced or {})
     reader = _ManifestReader(yaml11.ValueBudget(value_limit), problems=files.problems)
-    reader.manifests.ignored = files.ignored
+    reader.manifests.notes += (f"{name}: ignored: no manifest" for name in files.ignored)
     for where, content in files.contents.items():
         reader.read_file(where, content)
         if reader.budget.is_exceeded:
@@ -359,23 +360,25 @@ class _ManifestReader:
         try:
             fields = decode.Fields.from_json(document, where)
             kind, version = fields.get_text("kind"), fields.get_text("apiVersion")
-            if kind.endswith("List") and "items" in document and len(path) < 2 * _MAX_LIST_DEPTH:
-                for index, item in enumerate(fields.iter_objects("items")):
+            items = kinds.list_items(fields) if len(path) < 2 * _MAX_LIST_DEPTH else None
+            if items is not None:
+                for index, item in enumerate(items):
                     self._read_document(file, line, item.values, (*path, "items", index))
                 return
-            expected = _API_VERSIONS.get(kind)
-            if expected is None or version.partition("/")[0] != expected.partition("/")[0]:
+            unread = kinds.find_unread_object(kind, version, _API_VERSIONS)
+            if unread and unread.is_mistake:
+                raise ConfigError(  # noqa: TRY301  reported as every other problem below
+                    f"{where}: {unread.text}", remedy=unread.remedy
+                )
+            if unread:
+                self.manifests.notes.append(f"{where}, {kind}: {unread}")
+            if version != _API_VERSIONS.get(kind):
                 return
             meta = fields.get_object("metadata")
             manifest = ManifestObject(
                 kind, meta.get_text("namespace"), meta.get_required_text("name"), file, line,
                 document, path,
             )  # fmt: skip
-            if version != expected:
-                raise ConfigError(  # noqa: TRY301  reported as every other problem below
-                    f"{where}: expected apiVersion {expected}, found {version:.80}",
-                    remedy=f"set apiVersion: {expected}",
-                )
             if self._add_object(manifest):
                 self._parse_object(manifest)
         except ConfigError as error:

@@ -142,6 +142,7 @@ def check_directory(
     config = read_install_config(root)
     state = _Preparation(problems=[*(config.problems if config else ())])
     manifests = _prepare_manifests(root, options, config, state)
+    state.notes += manifests.notes
     architectures = {**(config.architectures if config else {}), **options.architectures}
     state.problems += manifest_checks.find_manifest_problems(
         manifests,

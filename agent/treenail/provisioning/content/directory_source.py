@@ -10,6 +10,7 @@ from typing import TypeVar
 from treenail.api import (
     decode,
     documents,
+    kinds,
     machineconfig,
     machineconfigpool,
     machineosbuild,
@@ -158,8 +159,8 @@ class _DirectoryObjects:
     def _add_document(self, document: decode.Json, where: str) -> None:
         fields = decode.Fields.from_json(document, where)
         kind = fields.get_text("kind")
-        if kind.endswith("List") and "items" in document:
-            for item in fields.iter_objects("items"):
+        if (items := kinds.list_items(fields)) is not None:
+            for item in items:
                 self._add_document(item.values, item.path)
         elif kind == machineconfigpool.KIND:
             _add_object(self.pools, document, where, source.ServedPool.from_json)
