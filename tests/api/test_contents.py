@@ -52,6 +52,10 @@ def test_data_url_is_decoded(source: str | None, found: bytes) -> None:
     [
         ("data:;base64,a-b_", ".source: expected base64, found other data"),
         ("data:;base64,aGk", ".source: expected base64, found other data"),
+        ("data:;base64,{{ .Text }}", ".source: expected base64, found the placeholder {{ .Text }}"),
+        ("data:;base64,<base64>", ".source: expected base64, found the placeholder <base64>"),
+        ("data:;base64,${TEXT}", ".source: expected base64, found the placeholder ${TEXT}"),
+        ("data:;base64,%TEXT%", ".source: expected base64, found the placeholder %TEXT%"),
         ("data:;base64,aGk=aGk=", ".source: expected base64, found other data"),
         ("data:;base64,aG\nk=", ".source: expected base64, found other data"),
         ("data:;base64,é", ".source: expected base64, found other data"),

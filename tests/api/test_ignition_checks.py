@@ -79,7 +79,7 @@ def test_document_that_ignition_accepts_is_accepted(document: Any) -> None:
     [
         (
             with_files({"path": "/a", "overwrite": True}),
-            "storage.files[0].overwrite: a file to overwrite needs contents.source",
+            "storage.files[0].contents.source: expected the contents of the file, found nothing",
         ),
         (
             with_files({"path": "/a", "user": {"id": 1, "name": "a"}}),

@@ -26,10 +26,12 @@ def test_misspelt_field_is_reported_with_a_suggestion() -> None:
         "3.5.0",
         stroage={},
         systemd={"units": [{"name": "a.service", "dropins": dropins, "zzz": 1}]},
+        storage={"files": [{"path": "/a", "source": "data:,a"}]},
     ) == [
         "stroage: ignored: unknown field; did you mean storage?",
         "systemd.units[0].dropins[0].content: ignored: unknown field; did you mean contents?",
         "systemd.units[0].zzz: ignored: unknown field",
+        "storage.files[0].source: ignored: unknown field; did you mean contents.source?",
     ]
 
 

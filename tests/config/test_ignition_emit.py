@@ -403,7 +403,7 @@ def test_files_of_2_2_have_a_filesystem_and_overwrite_only_on_request() -> None:
     [
         (
             IgnitionConfig(files=(IgnitionFile("/a", overwrite=True),)),
-            r"spec\.config\.storage\.files\[0\]\.overwrite: a file to overwrite needs",
+            r"spec\.config\.storage\.files\[0\]\.contents\.source: expected the contents",
         ),
         (
             IgnitionConfig(files=(IgnitionFile("/a"), IgnitionFile("/a"))),

@@ -38,6 +38,7 @@ STRICTER = re.compile(
     "cannot append to a file of a running node|is a link of this config|"
     r"users\[\d+\](\.name)?: expected|groups\[\d+\]: expected (an object|a string), found null|"
     r"\.filesystem: expected root|\.path: expected a path without|without colons, line ends"
+    r"|ignition (proxy|security|timeouts) section"
 )
 """Errors for pools that Go renders, although no node can apply the result."""
 ORDERED = (

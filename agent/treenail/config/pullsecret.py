@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from treenail.encoding import json_text
 from treenail.errors import CredentialError
 
 Json = dict[str, object]
@@ -89,7 +90,7 @@ def read_login_secret(document: object, *, where: str) -> PullSecret:
     if not isinstance(content, str):
         raise _make_secret_error(where, f"it has no key {name}")
     try:
-        decoded = binascii.a2b_base64(content, strict_mode=True)
+        decoded = json_text.decode_base64(content)
     except ValueError:
         raise _make_secret_error(where, f"the value of {name} is not base64") from None
     pull_secret = parse_pull_secret(decoded, where=where)

@@ -1,7 +1,7 @@
-"""Differences between two configs that cannot be applied to a running node.
+"""What a running node cannot apply: of a config by itself, and of the change between two configs.
 
-Decisions and reasons are those of the Machine Config Operator, so that both accept the same
-changes.
+The agent, `render`, `plan`, `build`, the installer and the config server decide here. Reasons of
+changes are those of the Machine Config Operator, so that both accept the same changes.
 """
 
 import json
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from treenail.api import decode, machineconfig
-from treenail.api.ignition import model
+from treenail.api import decode, machineconfig, pullspec
+from treenail.api.ignition import model, schema
 from treenail.config import node_paths, wanted_state
-from treenail.errors import UnreconcilableError
+from treenail.errors import ConfigError, IgnitionError, UnreconcilableError
 
 _REINSTALL = "revert the change, or reinstall the node with it"
 
@@ -35,6 +35,47 @@ class IrreconcilableChange:
     place: str
     reason: str
     remedy: str = _REINSTALL
+
+
+def read_appliable_state(
+    config: wanted_state.ParsedConfig, *, image: str = ""
+) -> wanted_state.WantedState:
+    """Return the state that a config requires; raise `ConfigError` when no node can apply it.
+
+    ``image`` is requested beside the config, and replaces those of the config.
+    """
+    state = config.wanted
+    try:
+        _reject_included_configs(config.ignition)
+        images = [] if image else [("osImageURL", state.os.image)]
+        if not image and wanted_state.list_packages(state.os):
+            images.append(("baseOSExtensionsContainerImage", state.os.extensions_image))
+        for field, name in images:
+            # The MCO's pre-built images have a tag beside the digest.
+            if name and "@" not in name:
+                pullspec.parse_pull_spec(name, where=f"spec.{field}")
+    except ConfigError as error:
+        title = f"MachineConfig {config.config.name}: " if config.config.name else ""
+        raise type(error)(f"{title}{error}", remedy=error.remedy) from error
+    return state
+
+
+def _reject_included_configs(config: model.IgnitionConfig) -> None:
+    """Raise for a config that includes others: it is incomplete without them."""
+    section = decode.Fields(config.ignition_section, "spec.config.ignition").get_object("config")
+    for name, value in section.values.items():
+        if has_values(value):
+            raise IgnitionError(
+                f"{section.path_of(name)}: a node fetches no other configs",
+                remedy="put their contents into this config",
+            )
+
+
+def has_values(value: object) -> bool:
+    """Return whether there is a value; an object with only empty values has none."""
+    if isinstance(value, dict):
+        return any(map(has_values, value.values()))
+    return value not in (None, "", [])
 
 
 def check_reconcilable(
@@ -128,6 +169,14 @@ def _check_first_boot(
             "ignition kargs section contains changes",
             "use spec.kernelArguments of the MachineConfig",
         )
+    for name in schema.FETCH_SECTIONS:
+        part = new.ignition_section.get(name)
+        if has_values(part) and part != old.ignition_section.get(name):
+            yield IrreconcilableChange(
+                f"spec.config.ignition.{name}",
+                f"ignition {name} section contains changes",
+                schema.FETCH_REMEDY,
+            )
     for name, before, after, override in (
         ("disks", old.disks, new.disks, ValidationOverride.DISKS),
         ("filesystems", old.filesystems, new.filesystems, ValidationOverride.FILESYSTEMS),

@@ -1,5 +1,6 @@
 """Texts of JSON that treenail writes for itself."""
 
+import binascii
 import json
 from collections.abc import Iterator
 
@@ -13,6 +14,12 @@ def parse_json(text: str | bytes) -> object:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode a value of a Secret or ConfigMap as the API server does; raise `ValueError`."""
+    # Go's base64 skips line ends.
+    return binascii.a2b_base64(text.replace("\r", "").replace("\n", ""), strict_mode=True)
 
 
 def encode_parts(document: object) -> Iterator[bytes]:

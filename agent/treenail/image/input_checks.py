@@ -4,8 +4,6 @@ They read the MachineOSConfig alone and beside its pool, the objects that it nam
 config.
 """
 
-import base64
-import binascii
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from treenail import errors, memory
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig, node, pullspec
 from treenail.config import pullsecret
+from treenail.encoding import json_text
 from treenail.image import build_inputs, build_result, containerfile
 
 
@@ -330,8 +329,8 @@ def read_context(document: object, where: str) -> BuildContext:
     files = {name: text.encode() for name, text in fields.get_text_map("data").items()}
     for name, text in fields.get_text_map("binaryData").items():
         try:
-            files[name] = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError) as error:
+            files[name] = json_text.decode_base64(text)
+        except ValueError as error:
             raise errors.ConfigError(
                 f"{where}: expected base64 in binaryData, key {name}"
             ) from error

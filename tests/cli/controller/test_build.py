@@ -185,6 +185,16 @@ def test_build_without_containerfile_needs_no_job(given: BuildInput) -> None:
     assert "the build needs no Job" in given.run()
 
 
+def test_build_warns_about_what_has_no_effect(
+    given: BuildInput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given.write()
+    given.edit(lambda found: found["MachineConfig"]["spec"].update(kernelArgument=["a"]))
+    assert main(["build", "-f", str(given.directory), "--architecture", "amd64"]) == 0
+    assert "warning: " in (err := capsys.readouterr().err)
+    assert "spec.kernelArgument: ignored: unknown field; did you mean kernelArguments?" in err
+
+
 def test_build_of_a_wrong_containerfile_names_its_line(given: BuildInput) -> None:
     given.write("FROM configs AS final\nADMIRE me\n")
     assert "line 2" in given.run(code=1)

@@ -185,8 +185,7 @@ def test_once_config_with_includes_changes_nothing(tmp_path, root, capsys, name,
     file = written(tmp_path / "a", {"files": [entry("/etc/a", "a")]}, ignition=ignition)
     assert run(file, "--root", root) == 1
     assert capsys.readouterr().err == (
-        f"treenail: cannot apply spec.config.ignition.config.{name}: "
-        "other configs are not fetched\n"
+        f"treenail: spec.config.ignition.config.{name}: a node fetches no other configs\n"
         "  put their contents into this config\n"
     )
     assert not (root / "etc/a").exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.config import unappliable
 from tests.controllers.rollout.agents import add_nodes
 from tests.fixtures.controllers import CLOCK, open_client, run_controllers
 from tests.fixtures.objects import (
@@ -302,6 +303,19 @@ def test_irreconcilable_config_is_rejected_before_the_pool_changes(
         wait_until(lambda: degraded(client)[0] == "True")
         assert degraded(client)[1] == "Unreconcilable"
         assert "50-fips" in degraded(client)[2]
+        assert target(client) == first
+
+
+def test_config_that_no_node_can_apply_is_not_assigned(server: LabServer, client: Client) -> None:
+    add_config(client, "00-base")
+    add_pool(client)
+    with running(server):
+        first = wait_until(moved(client, ""))
+        spec, message = unappliable.CASES["remote"]
+        add_config(client, "50-bad", **spec)
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert degraded(client)[1] == "RenderFailed"
+        assert f"MachineConfig 50-bad: {message}" in degraded(client)[2]
         assert target(client) == first
 
 

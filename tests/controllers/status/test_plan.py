@@ -379,6 +379,10 @@ def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFi
             in text
         )
 
+        bad = tmp_path / "bad.json"
+        bad.write_text(json.dumps(config("51-bad", osImageURL="registry.example.com/os:1")))
+        assert command.main(["plan", "-f", str(bad), "--kubeconfig", kubeconfig]) == 1
+        assert "MachineConfig 51-bad: spec.osImageURL is" in capsys.readouterr().out
         typo = tmp_path / "typo.json"
         typo.write_text(json.dumps({**config("51-typo"), "kind": "MachineConfg"}))
         both = ["-f", str(change), "-f", str(typo)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.config import unappliable
 from tests.daemon.configuration.test_config_walks import (
     APP,
     BAKED,
@@ -32,6 +33,7 @@ from treenail.api.disruptionpolicy import (
     FileDisruptionPolicy,
     NonePolicyAction,
 )
+from treenail.api.machineconfig import MachineConfig
 from treenail.update.state.ledger_record import Phase, Target, from_json
 
 THIRD = Target("third")
@@ -115,6 +117,20 @@ def test_unknown_file_owner_is_rejected_before_drain() -> None:
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "no-such-user" in world.annotations[key.REASON]
+    assert not world.unschedulable
+    assert world.file(APP) == b"next"
+
+
+@pytest.mark.parametrize("name", ["merge", "remote", "tag"])
+def test_config_that_no_node_can_apply_is_rejected_before_staging(name: str) -> None:
+    world = world_at(NEXT)
+    spec, message = unappliable.CASES[name]
+    third = MachineConfig.from_json(unappliable.make_machine_config("third", spec))
+    world.configs["third"] = third
+    world.request_target(THIRD)
+    Node(world).settle()
+    assert world.annotations[key.STATE] in {"Degraded", "Unreconcilable"}
+    assert f"MachineConfig third: {message}" in world.annotations[key.REASON]
     assert not world.unschedulable
     assert world.file(APP) == b"next"
 

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+import pytest
 from hypothesis import given
 
 from tests.api.configs import configs, ignition, with_files, with_units, with_users
@@ -116,6 +117,37 @@ def test_preview_of_user_has_fingerprints_and_no_password() -> None:
             "password changed",
         ),
     )
+
+
+ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAAIK/XMkOO/2VgwbHkiI8goiGvIEj/RM/rvqxMlL0RTHcB"
+FINGERPRINT = "ssh-ed25519 SHA256:CTbTJTfsKs+Xt+GpG5iaVNwaaJXDp3+IVo+HMVfi0pc"
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (f"ssh-ed25519 {ED25519}", FINGERPRINT),  # as ssh-keygen -l
+        (f"ssh-ed25519\t{ED25519}\troot@vm", FINGERPRINT),
+        (f"ssh-ed25519  {ED25519} a comment, é", FINGERPRINT),
+        ("ssh-rsa AAA=", "ssh-rsa SHA256:lqKW0iTyhcZ77pPDD4owkVfw2qNdxbh+QQt4YwoJz8c"),
+        ("ssh-rsa AAA", "ssh-rsa SHA256:lqKW0iTyhcZ77pPDD4owkVfw2qNdxbh+QQt4YwoJz8c"),
+        # 4n + 1 characters, padding inside, no ASCII, another alphabet, nothing.
+        ("ssh-rsa AAAAB", "of unknown type"),
+        ("ssh-rsa AAA=AAAA", "of unknown type"),
+        ("ssh-rsa AAAAé", "of unknown type"),
+        ("ssh-rsa ÄÄÄÄ", "of unknown type"),
+        ("ssh-rsa AA_A", "of unknown type"),
+        ("ssh-rsa AA-A", "of unknown type"),
+        ("ssh-rsa ====", "of unknown type"),
+        ("ssh-rsa", "of unknown type"),
+        ("ssh-rsé AAAA", "of unknown type"),
+        ("", "of unknown type"),
+    ],
+)
+def test_preview_of_any_key_has_its_fingerprint_or_none(key: str, text: str) -> None:
+    new = config(with_users({"name": "core", "sshAuthorizedKeys": [key]}))
+    (entry,) = preview_config(config(), new).entries
+    assert entry.details == (f"+ key {text}",)
 
 
 def test_preview_of_removed_certificate_says_that_it_stays() -> None:

@@ -156,7 +156,8 @@ class _DocumentChecks:
             self._check_resource(part)
         if file.get_bool("overwrite") and contents.get_optional_text("source") is None:
             raise file.error(
-                f"{file.path_of('overwrite')}: a file to overwrite needs contents.source"
+                f"{contents.path_of('source')}: expected the contents of the file, found nothing",
+                remedy='write "data:," for an empty file',
             )
 
     def _check_ignition(self, ignition: Fields) -> None:

@@ -29,6 +29,7 @@ _HEAD = re.compile(
     rf'data:(?:{_TOKEN}/{_TOKEN})?(?:;{_TOKEN}=(?:{_TOKEN}|"(?:[^"\\]|\\.)*"))*(;base64)?,'
 )
 _NOT_IN_URL = re.compile(r"[^!$-;=?-Z_a-z~]")
+_PLACEHOLDER = re.compile(r"\{\{.{1,60}?\}\}|\$[({]\w{1,60}[)}]|<[\w .-]{1,60}>|%\w{1,60}%")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -132,7 +133,9 @@ def _decode_url(url: str, location: str) -> bytes:
         try:
             return binascii.a2b_base64(text, strict_mode=True)
         except ValueError as error:
-            raise IgnitionError(f"{location}.source: expected base64, found other data") from error
+            placeholder = _PLACEHOLDER.search(text)
+            actual = f"the placeholder {placeholder[0]}" if placeholder else "other data"
+            raise IgnitionError(f"{location}.source: expected base64, found {actual}") from error
     if match := _NOT_IN_URL.search(text) or _BAD_ESCAPE.search(text):
         raise IgnitionError(
             f"{location}.source: invalid URL character {match.start()} after the comma",

@@ -12,6 +12,9 @@ from treenail.api import decode
 
 OLDEST = "3.0.0"
 NEWEST = "3.5.0"
+FETCH_SECTIONS = ("proxy", "security", "timeouts")
+"""Parts of ``ignition`` for what Ignition fetches; a MachineConfig contains everything."""
+FETCH_REMEDY = "remove it, and write the settings of programs into their files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,11 @@ class IgnoredField:
     location: str
     since: str = ""
     suggestion: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.location}: ignored: {self.reason}"
         if self.since:
             return (
                 f"{self.location}: ignored: this field needs Ignition {self.since} or later; set "
@@ -70,8 +76,13 @@ def drop_newer_fields(config: decode.Json, version: str) -> decode.Json:
 
 
 def find_ignored_fields(config: decode.Fields, version: str) -> Iterator[IgnoredField]:
-    """Yield the fields of a config that its version of Ignition does not have."""
+    """Yield the fields that a version of Ignition does not have, or that no node uses."""
     yield from find_unknown_fields(config, CONFIG2 if version < OLDEST else CONFIG, version)
+    section = config.get_object("ignition")
+    for name in FETCH_SECTIONS:
+        if section.values.get(name):
+            reason = f"nodes fetch nothing with Ignition; {FETCH_REMEDY}"
+            yield IgnoredField(section.path_of(name), reason=reason)
 
 
 def find_unknown_fields(
@@ -127,7 +138,12 @@ def _suggest_name(name: str, shape: ObjectShape) -> str:
 
     known = {field.casefold(): field for field in (*shape.plain, *shape.nested)}
     close = difflib.get_close_matches(name.casefold(), known, n=1)
-    return known[close[0]] if close else ""
+    parts = (
+        f"{outer}.{name}"
+        for outer, part in shape.nested.items()
+        if isinstance(part, ObjectShape) and part.has_field(name)
+    )
+    return known[close[0]] if close else next(parts, "")
 
 
 def make_shape(

@@ -165,6 +165,7 @@ def run_builds(arguments: argparse.Namespace) -> int:
             driver=arguments.storage_driver, has_cache=bool(arguments.build_cache)
         ),
         resolve_tag=make_tag_resolver(arguments, clock),
+        warn=_show_line,
     )
     if arguments.destination and len(builds) > 1:
         raise errors.UsageError(

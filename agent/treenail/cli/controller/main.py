@@ -207,12 +207,10 @@ def _render_configs(arguments: argparse.Namespace) -> int:
     manifests = read_manifests(files.read_documents(arguments.filename))
     for warning in manifests.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
-    if manifests.warnings and arguments.strict:
-        return output.EXIT_FAILED
     rendered, errors = render_pools(manifests, arguments.pool)
     for error in errors:
         _print_error(PROGRAM, error, output.EXIT_FAILED)
-    if errors:
+    if errors or (manifests.warnings and arguments.strict):
         return output.EXIT_FAILED
     configs = [rendered_config.config.to_json() for rendered_config in rendered]
     if arguments.output == "yaml":

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from treenail import errors
 from treenail.api import machineconfig
+from treenail.api.ignition import schema
 from treenail.cli import files, output, output_format, terminal
 from treenail.cli.node import local_machine
-from treenail.config import image_content, wanted_state
+from treenail.config import image_content, reconcilable, wanted_state
 from treenail.daemon.configuration import config_cache
 from treenail.daemon.configuration.node_configuration import RecoveryOutcome
 from treenail.host.machine import Machine
@@ -28,7 +29,7 @@ Json = dict[str, object]
 
 # Ignition applies these sections at the first boot only.
 _FIRST_BOOT_SECTIONS = (
-    *(("ignition", name) for name in ("security", "proxy", "timeouts")),
+    *(("ignition", name) for name in schema.FETCH_SECTIONS),
     *(("storage", name) for name in ("disks", "filesystems", "raid", "luks")),
     ("passwd", "groups"),
     *(("kernelArguments", name) for name in ("shouldExist", "shouldNotExist")),
@@ -93,8 +94,9 @@ def apply_once(
 
     Raises `ConfigError` before any change, and `StepError` after an undo of all changes.
     """
-    wanted = wanted_state.read_wanted_state(config)
-    _refuse_included_configs(config)
+    parsed = wanted_state.ParsedConfig(config)
+    # A directory has no image: any name may stand there.
+    wanted = reconcilable.read_appliable_state(parsed, image="none")
     skipped = tuple(_find_skipped_parts(config, wanted))
     with machine.ledger.hold_lock():
         configuration = local_machine.create_configuration(machine, is_running=is_running)
@@ -161,11 +163,13 @@ def _find_skipped_parts(
     document = config.config or {}
     for section, name in _FIRST_BOOT_SECTIONS:
         part = document.get(section)
-        if isinstance(part, dict) and _has_values(part.get(name)):
+        if isinstance(part, dict) and reconcilable.has_values(part.get(name)):
             yield f"{section}.{name}: applies at the first boot only"
     for index, user in enumerate(_get_users(document)):
         others = ", ".join(
-            key for key in user if key not in _APPLIED_USER_KEYS and _has_values(user[key])
+            key
+            for key in user
+            if key not in _APPLIED_USER_KEYS and reconcilable.has_values(user[key])
         )
         if others:
             yield f"passwd.users[{index}] ({others}): only SSH keys and password hashes are applied"
@@ -174,26 +178,6 @@ def _find_skipped_parts(
 def _get_users(document: Json) -> list[Json]:
     section = document.get("passwd")
     return (section.get("users") if isinstance(section, dict) else None) or []
-
-
-def _refuse_included_configs(config: machineconfig.MachineConfig) -> None:
-    """Raise `IgnitionError` for a config that includes others: it is incomplete without them."""
-    document = config.config or {}
-    section = document.get("ignition")
-    others = section.get("config") if isinstance(section, dict) else None
-    for name, value in others.items() if isinstance(others, dict) else ():
-        if _has_values(value):
-            raise errors.IgnitionError(
-                f"cannot apply spec.config.ignition.config.{name}: other configs are not fetched",
-                remedy="put their contents into this config",
-            )
-
-
-def _has_values(value: object) -> bool:
-    """Return whether there is a value; an object with only empty values has none."""
-    if isinstance(value, dict):
-        return any(map(_has_values, value.values()))
-    return value not in (None, "", [])
 
 
 def _redact_text(text: str) -> str:

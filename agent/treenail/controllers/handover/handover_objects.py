@@ -8,7 +8,6 @@ bootstrap registry, and the pools that wait for their first image.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from treenail.api.component_names import NAMESPACE, PART_OF_LABELS
 from treenail.api.pullspec import PushSpec, parse_push_spec
 from treenail.config import bootstrap_registry
 from treenail.controllers.pools import node_facts, node_selection, os_image, pool_status
-from treenail.encoding import codec
+from treenail.encoding import codec, json_text
 from treenail.kube import resources
 from treenail.registry.names import check_digest
 
@@ -181,8 +180,8 @@ def _read_json(data: decode.Fields, name: str, where: str) -> object:
     if len(text) > 2 * _LIMIT:
         raise errors.ConfigError(f"{data.path_of(name)}: longer than a Secret can be")
     try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        content = json_text.decode_base64(text)
+    except ValueError:
         # Without its cause, which contains the content.
         raise errors.ConfigError(f"{data.path_of(name)}: not base64") from None
     return decode.load_json(content, where=f"{where}, {name}")

@@ -4,8 +4,6 @@ The build controller plans from a cluster, `plan_builds` from files. A plan may 
 of earlier builds again.
 """
 
-import base64
-import binascii
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
 from treenail.controllers.pools import image_tags, os_image
 from treenail.controllers.render import render
+from treenail.encoding import json_text
 from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image import build_inputs, config_layer, input_checks
 from treenail.image.oci.documents import ImageLabels
@@ -400,16 +399,19 @@ def plan_builds(
     only: str | None,
     resolve_tag: ResolveTag,
     options: tuple[str, ...] = (),
+    warn: Callable[[str], object] = str,
 ) -> list[OfflineBuild]:
     """Render the pools that have a MachineOSConfig, and plan their builds.
 
     ``architectures`` are those of the nodes. A base by tag is resolved, unless the input says what
     a cluster has resolved it to.
-    ``options`` are those of the builder that change images. Raises `UsageError` when no pool has
-    one, and `ConfigError` for invalid input.
+    ``options`` are those of the builder that change images. ``warn`` receives what has no effect.
+    Raises `UsageError` when no pool has one, and `ConfigError` for invalid input.
     """
     inputs = list(texts)
     manifests, objects = render.read_manifests(inputs), cluster_reader.FileObjects(inputs)
+    for warning in manifests.warnings:
+        warn(f"warning: {warning}")
     configs = [config for config in objects.list_image_configs() if only in (None, config.pool)]
     if not configs:
         place = f"pool {only}" if only else "any pool"
@@ -527,8 +529,8 @@ def _read_files(
     files = {path: text.encode() for path, text in fields.get_text_map(plain).items()}
     for path, text in fields.get_text_map(encoded).items():
         try:
-            files[path] = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
+            files[path] = json_text.decode_base64(text)
+        except ValueError:
             # Without its cause, which contains the content.
             raise ConfigError(f"{resource.kind} {name}: {path} is not base64") from None
     return files

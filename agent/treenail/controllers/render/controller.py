@@ -20,6 +20,7 @@ from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
     RenderedConfig,
+    check_appliable,
     check_update,
     hash_render_inputs,
     is_rendered,
@@ -232,6 +233,8 @@ class RenderController:
         configs = [config.config for config in observed.values() if not config.is_rendered]
         rendered = render_pool(pool, configs, cluster, validate=self._validated.validate)
         name = pool.configuration.name
+        if name != rendered.name:
+            check_appliable(rendered, configs)
         # Read the current config only for a comparison: it can be large.
         if name and name != rendered.name and (current := self._read_config(name)):
             check_update(current, rendered)

@@ -191,6 +191,26 @@ def render_pool(
     return result
 
 
+def check_appliable(new: RenderedConfig, configs: Iterable[machineconfig.MachineConfig]) -> None:
+    """Raise `ConfigError` when no node can apply the config; it names the MachineConfig.
+
+    ``configs`` include the sources. Default images, from the ControllerConfig, are not checked.
+    """
+    is_default = not new.provenance.find_sources("osImageURL")
+    image = new.config.os_image_url if is_default else ""
+    try:
+        reconcilable.read_appliable_state(wanted_state.ParsedConfig(new.config), image=image)
+    except ConfigError as error:
+        message = str(error).removeprefix(f"MachineConfig {new.name}: ")
+        names = _find_sources(message, new.config, new.provenance) or new.sources
+        for config in configs:
+            if config.name in names:
+                reconcilable.read_appliable_state(wanted_state.ParsedConfig(config))
+        raise ConfigError(
+            f"MachineConfig {names[-1]}: together with the others, {message}", remedy=error.remedy
+        ) from error
+
+
 def check_update(
     current: machineconfig.MachineConfig,
     new: RenderedConfig,
@@ -418,9 +438,10 @@ def render_pools(
         pool = manifests.pools[name]
         current = manifests.configs.get(pool.configuration.name)
         try:
-            rendered.append(
-                render_pool(pool, manifests.configs.values(), controller_config, current=current)
-            )
+            configs = manifests.configs.values()
+            result = render_pool(pool, configs, controller_config, current=current)
+            check_appliable(result, configs)
+            rendered.append(result)
         except ConfigError as error:
             errors.append(_locate_error(error, name, manifests))
     return rendered, errors

@@ -5,8 +5,6 @@ the pool's conditions. It never counts as open. `BackgroundGates` asks gates on 
 so that a gate that hangs delays no reconciliation.
 """
 
-import base64
-import binascii
 import json
 import logging
 import threading
@@ -20,7 +18,7 @@ from treenail import clocks, errors
 from treenail.api import decode
 from treenail.controllers.pools import os_image, rollout_policy
 from treenail.controllers.runtime.web import WebClient, WebFailure, WebRequest
-from treenail.encoding import codec
+from treenail.encoding import codec, json_text
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +192,8 @@ class GateClient:
 def _decode_text(data: decode.Fields, name: str) -> str:
     """Decode a value of a Secret; empty when absent. Errors quote no part of it."""
     try:
-        text = base64.b64decode(data.get_text(name), validate=True).decode()
-    except (binascii.Error, ValueError) as error:
+        text = json_text.decode_base64(data.get_text(name)).decode()
+    except ValueError as error:
         raise errors.ConfigError(f"key {name} is not base64 of a text") from error
     if not text.replace("\n", "").replace("\r", "").isprintable():
         raise errors.ConfigError(f"key {name} contains control characters")

@@ -338,6 +338,8 @@ def _render_target(
     chosen = [config for config in snapshot.configs.values() if not render.is_rendered(config)]
     current = snapshot.configs.get(pool.configuration.name)
     rendered = render.render_pool(pool, chosen, snapshot.controller_config, current=current)
+    if rendered.name != pool.configuration.name:
+        render.check_appliable(rendered, chosen)
     configuration = replace(pool.configuration, name=rendered.name, source=rendered.sources)
     return replace(pool, configuration=configuration), rendered.config, rendered.sources
 

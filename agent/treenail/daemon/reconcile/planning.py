@@ -79,7 +79,7 @@ class UpdatePlanner:
                 remedy="FIPS mode is chosen at installation: reinstall the node, or revert the "
                 "MachineConfig",
             )
-        wanted = new.wanted
+        wanted = reconcilable.read_appliable_state(new, image=target.image)
         if not target.image:
             os_change.check_kernel_type(wanted.os, self._interfaces.kernel.find_architecture())
         before = self._load_origin(old, origin, is_written=writes_image_files)

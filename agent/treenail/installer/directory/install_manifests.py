@@ -423,7 +423,10 @@ class _ManifestReader:
             elif manifest.kind == machineconfig.KIND:
                 config = machineconfig.MachineConfig.from_json(document)
                 if not render.is_rendered(config):
-                    validation.validate_config(config)
+                    manifests.notes += (
+                        f"{manifest.location}, {manifest.title}: {ignored}"
+                        for ignored in validation.validate_config(config).ignored
+                    )
                 manifests.configs[name] = config
             elif manifest.kind == machineosconfig.KIND:
                 machineosconfig.reject_unknown_image_config_fields(document)

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from treenail.api import annotations, decode, documents, machineconfig
 from treenail.api import annotations as key
-from treenail.api.ignition import model, parser
-from treenail.config import node_paths
+from treenail.api.ignition import model
+from treenail.config import node_paths, reconcilable, wanted_state
 from treenail.config.ignition import emit
 from treenail.errors import UsageError
 from treenail.provisioning.content.source import ServedInputs
@@ -70,7 +70,8 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     config = machineconfig.MachineConfig.from_json(
         documents.load_document(text, where=f"MachineConfig {inputs.config.name}")
     )
-    ignition = parser.parse_ignition(config.config)
+    parsed = wanted_state.ParsedConfig(config)
+    ignition = parsed.ignition
     moved: tuple[str, ...] = ()
     if version < emit.KERNEL_ARGUMENTS_SINCE:
         ignition, moved = emit.detach_kernel_arguments(ignition)
@@ -102,6 +103,8 @@ def build_document(inputs: ServedInputs, version: str) -> ServedDocument:
     except emit.VersionTooOldError as error:
         field = _restore_place(error.field, places)
         raise emit.VersionTooOldError(field, error.first_version, requested=version) from error
+    # The agent of the machine would refuse it after the first boot.
+    reconcilable.read_appliable_state(parsed, image=inputs.image.image or config.os_image_url)
     head, tail = _split_json(emitted, len(after))
     own_entries = _emit_files(model.IgnitionConfig(files=own), version) if own else []
     return ServedDocument(

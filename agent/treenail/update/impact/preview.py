@@ -5,6 +5,7 @@ sources, with secrets withheld.
 """
 
 import base64
+import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from treenail.config.diff import ConfigDiff, EntryChange, OSAspect, compare_conf
 from treenail.update.impact import impact, os_change
 from treenail.update.steps.step_types import ConfigStep
 
-_KEY = re.compile(r"(?P<kind>(?:ssh|ecdsa|sk)-[\w.@-]{1,60})\s+(?P<blob>(?:[\w+/]{4})+[\w+/]{0,3})")
+_KEY = re.compile(r"((?:ssh|ecdsa|sk)-[\w.@-]{1,60})[ \t]+([^ \t=]+={0,2})(?![^ \t])", re.ASCII)
 _ENABLEMENT = {None: "enabled or disabled by the presets", True: "enabled", False: "disabled"}
 
 
@@ -123,6 +124,8 @@ def preview_update(
     ``has_files_in_image`` is False. With a ``machine`` the preview is that of this machine: it
     includes drift and excludes what is booted already.
     """
+    if old.config != new.config:
+        reconcilable.read_appliable_state(new, image=images[1])
     before, after = (
         _apply_image(config.wanted, image) for config, image in zip((old, new), images, strict=True)
     )
@@ -389,10 +392,16 @@ def _describe_user(change: EntryChange[wanted_state.WantedUser]) -> Iterator[str
 def _format_fingerprint(key: str) -> str:
     """Return the fingerprint as ssh-keygen shows it, without the comment, which may be secret."""
     match = _KEY.match(key)
-    if match is None:
-        return "of unknown type"
-    digest = hashlib.sha256(base64.b64decode(match["blob"] + "==")).digest()
-    return f"{match['kind']} SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+    try:
+        if match is not None:
+            kind, blob = match.groups()
+            # ssh-keygen accepts a key without its padding.
+            content = binascii.a2b_base64(f"{blob}{'=' * (-len(blob) % 4)}", strict_mode=True)
+            digest = base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+            return f"{kind} SHA256:{digest}"
+    except ValueError:  # an incomplete key, or one that is not ASCII
+        pass
+    return "of unknown type"
 
 
 def _format_image_change(old: str, new: str) -> str:
