@@ -85,7 +85,8 @@ def test_config_that_a_node_can_apply_is_not_refused(
 ) -> None:
     document = unappliable.make_machine_config("50-good", spec)
     read_appliable_state(ParsedConfig(MachineConfig.from_json(document)))
-    assert main(["render", "-f", write(tmp_path / "all.json", POOL, BASE, document)]) == 0
+    path = write(tmp_path / "all.json", POOL, BASE, document)
+    assert main(["render", "--strict", "-f", path]) == 0
 
 
 def test_contents_that_a_later_config_replaces_are_not_refused(tmp_path: Path) -> None:

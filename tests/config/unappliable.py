@@ -84,6 +84,9 @@ CASES: dict[str, tuple[Json, str]] = {
 APPLIED: dict[str, Json] = {
     "contents": with_contents(source=encode(gzip.compress(b"text")), compression="gzip"),
     "empty-merge": with_ignition(ignition={"config": {"merge": [], "replace": {}}}),
+    "of-installers": with_ignition(
+        ignition={"config": {}, "proxy": {}, "security": {"tls": {}}, "timeouts": {}}
+    ),
     "image": {"osImageURL": DIGEST},
     "image-with-tag": {"osImageURL": DIGEST.replace("@", ":1@")},
     "unused-extensions": {"baseOSExtensionsContainerImage": "registry.example.com/more:1"},

@@ -93,7 +93,7 @@ def test_flags_and_operands_are_separate() -> None:
     [
         ("$A/${A}", "1/1"),
         ("${B:-x}${B:+y}${A:-x}${A:+y}", "x1y"),
-        ("${B-x}", "x"),
+        ("${B-x}", "${B-x}"),
         ("$B", ""),
         ("$$", "$$"),
     ],

@@ -23,7 +23,7 @@ FROM = "FROM configs AS final\n"
         "FROM configs AS tools\nFROM configs\nCOPY --from=tools a b\nRUN --mount=from=tools ls\n",
         "FROM scratch\nCOPY --from=registry:5000/a/b c d\n",
         FROM + 'ENV A=1 B="2 3"\nENV C d e\nLABEL x=y\nSHELL ["sh", "-c"]\nCMD ["x"]\n',
-        FROM + "ONBUILD RUN x\nARG TAG\nCOPY --from=localhost/a:${TAG} b c\n",
+        FROM + "ONBUILD RUN x\nARG TAG=1\nCOPY --from=localhost/a:${TAG} b c\n",
         FROM + "#" * 4000,
     ],
 )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from treenail.installer.directory.manifest_checks import find_source_problems, is_based_on_system
+from treenail.image.containerfile import find_source_problems
+from treenail.installer.directory.manifest_checks import is_based_on_system
 
 
 @pytest.mark.parametrize(

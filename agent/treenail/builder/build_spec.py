@@ -139,41 +139,19 @@ def find_step_lines(text: str) -> dict[tuple[int, int], int]:
     return step_lines
 
 
-def find_images(text: str) -> tuple[str, ...]:
+def find_images(text: str, architecture: str) -> tuple[str, ...]:
     """Return the images of registries that the text needs, as buildah resolves their names.
 
     Earlier stages, by name or number, and ``scratch`` are no images.
     """
     parsed = containerfile.parse_containerfile(text)
-    images = {stage.line: stage.image for stage in parsed.stages}
     names = {stage.line: stage.name for stage in parsed.stages}
     references: dict[str, None] = {}
     # `FROM scratch` begins with an empty root directory; no registry has this image.
     stages: set[str] = {"scratch", ""}
-    for instruction in parsed.instructions:
-        is_stage = instruction.keyword == "FROM"
-        image = images.get(instruction.line, "")
-        for reference in [image] if is_stage else _find_flag_images(instruction):
-            if reference not in stages:
-                references[reference] = None
-        if is_stage:
-            index = sum(line < instruction.line for line in images)
+    for instruction, images in containerfile.list_images(parsed.instructions, architecture):
+        references.update(dict.fromkeys(image for image in images if image not in stages))
+        if instruction.keyword == "FROM":
+            index = sum(line < instruction.line for line in names)
             stages |= {str(index), names[instruction.line]}
     return tuple(references)
-
-
-def _find_flag_images(instruction: containerfile.Instruction) -> list[str]:
-    """Return the value of ``--from``, and those of ``from`` in each ``--mount``."""
-    if instruction.keyword in {"COPY", "ADD"}:
-        return [instruction.find_flag("from").strip("\"'")]
-    options = [
-        option
-        for flag in instruction.flags
-        if flag.startswith("--mount=")
-        for option in flag.removeprefix("--mount=").split(",")
-    ]
-    return [
-        option.removeprefix("from=").strip("\"'")
-        for option in options
-        if option.startswith("from=")
-    ]

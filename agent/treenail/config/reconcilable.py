@@ -64,18 +64,11 @@ def _reject_included_configs(config: model.IgnitionConfig) -> None:
     """Raise for a config that includes others: it is incomplete without them."""
     section = decode.Fields(config.ignition_section, "spec.config.ignition").get_object("config")
     for name, value in section.values.items():
-        if has_values(value):
+        if schema.has_values(value):
             raise IgnitionError(
                 f"{section.path_of(name)}: a node fetches no other configs",
                 remedy="put their contents into this config",
             )
-
-
-def has_values(value: object) -> bool:
-    """Return whether there is a value; an object with only empty values has none."""
-    if isinstance(value, dict):
-        return any(map(has_values, value.values()))
-    return value not in (None, "", [])
 
 
 def check_reconcilable(
@@ -171,7 +164,7 @@ def _check_first_boot(
         )
     for name in schema.FETCH_SECTIONS:
         part = new.ignition_section.get(name)
-        if has_values(part) and part != old.ignition_section.get(name):
+        if schema.has_values(part) and part != old.ignition_section.get(name):
             yield IrreconcilableChange(
                 f"spec.config.ignition.{name}",
                 f"ignition {name} section contains changes",

@@ -7,12 +7,16 @@ between continued lines, here-documents in ADD, COPY and RUN. It never fails.
 """
 
 import difflib
+import json
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from treenail.api import documents, machineosconfig
+from treenail.api import annotations as key
+from treenail.api import documents, machineosconfig, node
 
 _DIRECTIVE = re.compile(r"#[ \t]*([a-zA-Z][a-zA-Z0-9]*)[ \t]*=[ \t]*(.+?)[ \t]*")
 _KNOWN_DIRECTIVES = frozenset({"escape", "syntax", "check"})
@@ -20,7 +24,13 @@ _HEREDOC = re.compile(r"(\d*)<<(-?)([^<]*)")
 _WITH_HEREDOC = frozenset({"ADD", "COPY", "RUN"})
 _FLAG = re.compile(r"--[a-zA-Z][a-zA-Z0-9-]*(=|$)")
 _VARIABLE = re.compile(
-    r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::?(?P<operator>[-+])(?P<word>[^}]*))?\})"
+    r"\$(?:(?P<plain>\w+)|\{(?P<name>\w+)(?::(?P<operator>[-+])(?P<word>[^}]*))?\})"
+)
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?(?:/{_COMPONENT})+(?::\w[\w.-]{{0,127}})?"
+    r"(?:@sha256:[a-f0-9]{64})?",
+    re.ASCII,
 )
 _BLANK = " \t\v\f\r"
 MAX_EXPANDED = 4096
@@ -294,19 +304,96 @@ def _split_flags(arguments: str) -> tuple[tuple[str, ...], str]:
 
 
 def _read_stages(instructions: Iterable[Instruction]) -> Iterator[Stage]:
-    values: dict[str, str] = {}
     index = 0
-    for instruction in instructions:
-        if instruction.keyword == "ARG" and not index:
-            for word in split_words(instruction.arguments):
-                name, _, value = word.partition("=")
-                values[name] = expand_variables(strip_quotes(value), values)
+    for instruction, names in list_images(instructions, node.DEFAULT_ARCHITECTURE):
         if instruction.keyword == "FROM":
-            words = instruction.operands.split()
-            has_name = len(words) == _FROM_AS_WORDS and words[1].upper() == "AS"
-            image = strip_quotes(expand_variables(words[0], values)) if words else ""
-            yield Stage(index, instruction.line, image, words[2] if has_name else "")
+            yield Stage(index, instruction.line, "".join(names), _read_stage_name(instruction))
             index += 1
+
+
+def _read_stage_name(instruction: Instruction) -> str:
+    words = instruction.operands.split()
+    has_name = len(words) == _FROM_AS_WORDS and words[1].upper() == "AS"
+    return words[2] if has_name else ""
+
+
+def list_images(
+    instructions: Iterable[Instruction], architecture: str
+) -> Iterator[tuple[Instruction, tuple[str, ...]]]:
+    """Yield each instruction with the images and stages that it names, as buildah 1.28 does.
+
+    FROM has the values of ARG before the first FROM, COPY those of ARG in its stage, and RUN also
+    those of ENV, which win. An ARG without a value has the one before the first FROM, or that of
+    the platform. ENV of a base image is not known.
+    """
+    # buildah runs on the architecture that it builds for.
+    platform = {
+        f"{side}{name}": value
+        for side in ("TARGET", "BUILD")
+        for name, value in (
+            ("PLATFORM", f"linux/{architecture}"),
+            ("OS", "linux"),
+            ("ARCH", architecture),
+            ("VARIANT", ""),
+        )
+    }
+    heading: dict[str, str] = {}
+    arguments, environment = heading, dict[str, str]()
+    environments: dict[str, dict[str, str]] = {}
+    for instruction in instructions:
+        keyword = instruction.keyword
+        names: tuple[str, ...] = ()
+        if keyword == "FROM":
+            words = instruction.operands.split()
+            names = tuple(strip_quotes(expand_variables(word, heading)) for word in words[:1])
+            arguments = {}
+            environment = dict(environments.get("".join(names), {}))
+            environments[_read_stage_name(instruction)] = environment
+        elif keyword == "ARG":
+            outer = platform if arguments is heading else {**platform, **heading}
+            for word in split_words(instruction.arguments):
+                name, equals, value = word.partition("=")
+                if equals:
+                    values = {**environment, **arguments}
+                    arguments[name] = expand_variables(strip_quotes(value), values)
+                elif name in outer:
+                    arguments.setdefault(name, outer[name])
+        elif keyword == "ENV":
+            for name, value in _read_pairs(instruction):
+                environment[name] = expand_variables(value, {**arguments, **environment})
+        else:
+            values = {**arguments, **environment} if keyword == "RUN" else arguments
+            names = tuple(
+                strip_quotes(expand_variables(name, values))
+                for name in _find_image_options(instruction)
+            )
+        yield instruction, names
+
+
+def _read_pairs(instruction: Instruction) -> Iterator[tuple[str, str]]:
+    """Yield names and values of ENV, also of its older form, ENV NAME VALUE."""
+    words = split_words(instruction.operands)
+    if words and "=" not in words[0]:
+        name, _, value = _partition_space(instruction.operands)
+        yield name, strip_quotes(value)
+        return
+    for word in words:
+        name, _, value = word.partition("=")
+        yield name, strip_quotes(value)
+
+
+def _find_image_options(instruction: Instruction) -> list[str]:
+    """Return the value of ``--from``, and those of ``from`` in each ``--mount``."""
+    if instruction.keyword in _WITH_SOURCE:
+        prefix = "--from="
+        return [flag.removeprefix(prefix) for flag in instruction.flags if flag.startswith(prefix)]
+    return [
+        option.removeprefix("from=")
+        for flag in instruction.flags
+        if instruction.keyword == "RUN" and flag.startswith("--mount=")
+        for option in flag.removeprefix("--mount=").split(",")
+        if option.startswith("from=")
+    ]
 
 
 _FROM_AS_WORDS = 3
@@ -472,27 +559,14 @@ def _find_stage_problems(
         )
     known = {*stages, _SCRATCH}
     by_line = {stage.line: stage for stage in parsed.stages}
-    for instruction in parsed.instructions:
+    for instruction, names in list_images(parsed.instructions, node.DEFAULT_ARCHITECTURE):
         if instruction.keyword == "FROM" and instruction.operands:
             stage = by_line[instruction.line]
             yield from _check_from(instruction, stage, known)
             known.add(stage.name or _SCRATCH)
-        for reference in find_image_references(instruction):
-            yield from _check_reference(instruction, reference, known)
-
-
-def find_image_references(instruction: Instruction) -> tuple[str, ...]:
-    """Return the stages and images that COPY, ADD and RUN read files from."""
-    names: list[str] = []
-    if instruction.keyword in _WITH_SOURCE:
-        names.append(instruction.find_flag("from"))
-    if instruction.keyword == "RUN":
-        for flag in instruction.flags:
-            options = flag.removeprefix("--mount=").split(",") if "--mount=" in flag else []
-            names += [
-                option.removeprefix("from=") for option in options if option.startswith("from=")
-            ]
-    return tuple(name for name in names if name)
+            continue
+        for name in names:
+            yield from _check_reference(instruction, name, known)
 
 
 def _check_from(
@@ -517,8 +591,8 @@ def _check_from(
             f"{words[0]!r:.60} is empty: no ARG before the first FROM sets it",
             "set it with ARG NAME=VALUE at the top",
         )
-    elif stage.image not in known and not is_qualified(stage.image):
-        yield _describe_short_name(instruction, "FROM", stage.image, known)
+    else:
+        yield from _check_image(instruction, "FROM", stage.image, known)
 
 
 def _check_reference(
@@ -531,8 +605,33 @@ def _check_reference(
             "precede the text",
             "name the stage: FROM IMAGE AS NAME",
         )
-    elif reference not in known and not is_qualified(reference) and "$" not in reference:
-        yield _describe_short_name(instruction, f"{instruction.keyword} from", reference, known)
+    elif not reference:
+        yield documents.LineProblem(
+            instruction.line,
+            f"{instruction.keyword} names no image: no ARG of this stage sets the variable",
+            "write ARG NAME=VALUE between FROM and this line; for a value before the first FROM "
+            "write ARG NAME there",
+        )
+    else:
+        yield from _check_image(instruction, f"{instruction.keyword} from", reference, known)
+
+
+def _check_image(
+    instruction: Instruction, what: str, name: str, known: set[str]
+) -> Iterator[documents.LineProblem]:
+    if name in known:
+        return
+    if not is_qualified(name) and "$" not in name:
+        yield _describe_short_name(instruction, what, name, known)
+    elif not _IMAGE.fullmatch(name):
+        yield documents.LineProblem(
+            instruction.line,
+            f"{what} {name!r:.100} is no name of an image",
+            "write a variable with a default as ${NAME:-DEFAULT}"
+            if "$" in name
+            else "write REGISTRY/REPOSITORY:TAG or REGISTRY/REPOSITORY@sha256:DIGEST, after the "
+            "values of variables, too",
+        )
 
 
 def _describe_short_name(
@@ -552,3 +651,43 @@ def is_qualified(image: str) -> bool:
     """Return whether an image name begins with a registry, so that none must be searched."""
     registry, slash, _ = image.partition("/")
     return bool(slash) and ("." in registry or ":" in registry or registry == "localhost")
+
+
+_WHOLE_CONTEXT = (".", "/")
+
+
+def find_source_problems(text: str, context: Collection[str]) -> Iterator[documents.LineProblem]:
+    """Yield the sources of COPY and ADD that are not among the files of the context."""
+    for instruction in parse_containerfile(text).instructions:
+        if instruction.keyword not in _WITH_SOURCE or instruction.find_flag("from"):
+            continue
+        for source in _list_sources(instruction):
+            name = posixpath.normpath(source).lstrip("/") or "."
+            if name in _WHOLE_CONTEXT or name.startswith(OWN_PREFIX):
+                continue
+            if not any(fnmatchcase(file, name) for file in context):
+                yield documents.LineProblem(
+                    instruction.line,
+                    f"{instruction.keyword} {source:.100}: the build has no such file: its context "
+                    f"is the ConfigMap of the annotation {key.BUILD_CONTEXT}, and no directory",
+                    "put the file into this ConfigMap, or use COPY --from=IMAGE",
+                )
+
+
+def _list_sources(instruction: Instruction) -> list[str]:
+    """Return the sources whose names are plain: no here-documents, URLs and variables."""
+    operands = instruction.operands
+    words: list[str] = []
+    if operands.startswith("["):
+        try:
+            decoded = json.loads(operands)
+        except (ValueError, RecursionError):
+            return []
+        words = [word for word in decoded if isinstance(word, str)]
+    elif not has_open_quote(operands):
+        words = [strip_quotes(word) for word in split_words(operands)]
+    return [
+        word
+        for word in words[:-1]
+        if word and "<<" not in word and "$" not in word and "://" not in word and "@" not in word
+    ]

@@ -337,6 +337,21 @@ def read_context(document: object, where: str) -> BuildContext:
     return BuildContext(files)
 
 
+def find_source_findings(
+    config: machineosconfig.MachineOSConfig, context: BuildContext
+) -> Iterator[InputFinding]:
+    """Yield the sources of COPY and ADD that the build does not have."""
+    for index, entry in enumerate(config.containerfiles):
+        for problem in containerfile.find_source_problems(entry.content, context.files):
+            yield InputFinding(
+                InputReason.CONTAINERFILE_INVALID,
+                f"spec.containerFile[{index}].content",
+                "files of the context",
+                str(problem),
+                problem.remedy,
+            )
+
+
 def find_context_findings(document: object | None, where: str) -> Iterator[InputFinding]:
     """Yield why a ConfigMap cannot be the context; ``document`` is None when it is absent.
 

@@ -68,6 +68,13 @@ class IgnoredField:
         return f"{self.location}: ignored: unknown field{hint}"
 
 
+def has_values(value: object) -> bool:
+    """Return whether there is a value; an object with only empty values has none."""
+    if isinstance(value, dict):
+        return any(map(has_values, value.values()))
+    return value not in (None, "", [])
+
+
 def drop_newer_fields(config: decode.Json, version: str) -> decode.Json:
     """Return the config without the fields that its version does not have."""
     if version == NEWEST:
@@ -80,7 +87,7 @@ def find_ignored_fields(config: decode.Fields, version: str) -> Iterator[Ignored
     yield from find_unknown_fields(config, CONFIG2 if version < OLDEST else CONFIG, version)
     section = config.get_object("ignition")
     for name in FETCH_SECTIONS:
-        if section.values.get(name):
+        if has_values(section.values.get(name)):
             reason = f"nodes fetch nothing with Ignition; {FETCH_REMEDY}"
             yield IgnoredField(section.path_of(name), reason=reason)
 

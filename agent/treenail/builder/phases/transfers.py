@@ -47,7 +47,7 @@ def fetch_images(
     """Fetch the images and the cache into the layout; raise `TreenailError` for an image."""
     begin = clock.monotonic()
     spec = directories.read_spec()
-    references = build_spec.find_images(directories.read_containerfile())
+    references = build_spec.find_images(directories.read_containerfile(), spec.architecture)
     layout = build_layout.ImageLayout(directories.layout)
     layout.create()
     images = [
@@ -296,9 +296,8 @@ def _push_cache(
     """Push the images of single instructions; a failure makes the next build slower only."""
     layout = build_layout.ImageLayout(directories.layout)
     try:
-        tag = compute_cache_tag(
-            build_spec.find_images(directories.read_containerfile()), spec.architecture
-        )
+        images = build_spec.find_images(directories.read_containerfile(), spec.architecture)
+        tag = compute_cache_tag(images, spec.architecture)
         cache = registries.parse_image_name(f"{spec.cache_repository}:{tag}")
         entries: dict[str, names.Descriptor] = {}
         with settings.open_client(cache.registry, cache.repository, clock) as client:

@@ -163,13 +163,11 @@ def _find_skipped_parts(
     document = config.config or {}
     for section, name in _FIRST_BOOT_SECTIONS:
         part = document.get(section)
-        if isinstance(part, dict) and reconcilable.has_values(part.get(name)):
+        if isinstance(part, dict) and schema.has_values(part.get(name)):
             yield f"{section}.{name}: applies at the first boot only"
     for index, user in enumerate(_get_users(document)):
         others = ", ".join(
-            key
-            for key in user
-            if key not in _APPLIED_USER_KEYS and reconcilable.has_values(user[key])
+            key for key in user if key not in _APPLIED_USER_KEYS and schema.has_values(user[key])
         )
         if others:
             yield f"passwd.users[{index}] ({others}): only SSH keys and password hashes are applied"

@@ -167,6 +167,7 @@ class BuildPlanner:
         context = (
             input_checks.read_context(document, where) if where else input_checks.BuildContext()
         )
+        _refuse_findings(*input_checks.find_source_findings(config, context))
         push_spec = pullspec.parse_push_spec(config.push_spec, where="spec.renderedImagePushSpec")
         systems = [
             build_inputs.BuildInputs.from_objects(config, rendered.config, architecture)

@@ -8,17 +8,13 @@ accepts ``NAME:TAG@DIGEST`` at the bootstrap, and fails on it when the cluster r
 no tag beside a digest.
 """
 
-import json
-import posixpath
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from treenail.api import annotations as key
 from treenail.api import (
     component_names,
     decode,
-    documents,
     machineconfigpool,
     machineosconfig,
     node,
@@ -209,7 +205,7 @@ def _check_context(
     for entry in (
         config.containerfiles if manifest.file != prepared_manifests.GENERATED_FILE else ()
     ):
-        for problem in find_source_problems(entry.content, names):
+        for problem in containerfile.find_source_problems(entry.content, names):
             where = f"spec.containerFile, {entry.architecture}"
             yield manifest.make_problem(f"{where}, {problem}", problem.remedy)
 
@@ -395,28 +391,6 @@ class InstallObjects:
         raise NotFoundError(f"the manifests have no {resource.kind} {place}{name}")
 
 
-_WHOLE_CONTEXT = (".", "/")
-
-
-def find_source_problems(text: str, context: Collection[str]) -> Iterator[documents.LineProblem]:
-    """Yield the sources of COPY and ADD that are not among the files of the context."""
-    for instruction in containerfile.parse_containerfile(text).instructions:
-        if instruction.keyword not in ("ADD", "COPY") or instruction.find_flag("from"):
-            continue
-        for source in _list_sources(instruction):
-            name = posixpath.normpath(source).lstrip("/") or "."
-            if name in _WHOLE_CONTEXT or name.startswith(containerfile.OWN_PREFIX):
-                continue
-            if not any(fnmatchcase(file, name) for file in context):
-                yield documents.LineProblem(
-                    instruction.line,
-                    f"{instruction.keyword} {source:.100}: the build has no such file, because the "
-                    "install directory is no context of the build",
-                    f"put it into a ConfigMap that annotation {key.BUILD_CONTEXT} of a "
-                    "MachineOSConfig names, or use COPY --from=IMAGE",
-                )
-
-
 def is_based_on_system(text: str) -> bool:
     """Return whether the last stage has the system of the pool as base, also through others."""
     stages = containerfile.parse_containerfile(text).stages
@@ -428,22 +402,3 @@ def is_based_on_system(text: str) -> bool:
         seen.add(image)
         image = earlier[image].image
     return image == containerfile.CONFIGS_STAGE
-
-
-def _list_sources(instruction: containerfile.Instruction) -> list[str]:
-    """Return the sources whose names are plain: no here-documents, URLs and variables."""
-    operands = instruction.operands
-    words: list[str] = []
-    if operands.startswith("["):
-        try:
-            decoded = json.loads(operands)
-        except (ValueError, RecursionError):
-            return []
-        words = [word for word in decoded if isinstance(word, str)]
-    elif not containerfile.has_open_quote(operands):
-        words = [containerfile.strip_quotes(word) for word in containerfile.split_words(operands)]
-    return [
-        word
-        for word in words[:-1]
-        if word and "<<" not in word and "$" not in word and "://" not in word and "@" not in word
-    ]

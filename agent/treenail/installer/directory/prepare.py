@@ -484,7 +484,7 @@ def read_containerfile(
         return refuse("the file is empty", "write instructions, or remove the field containerFile")
     problems = [
         *containerfile.find_containerfile_problems(text),
-        *manifest_checks.find_source_problems(text, ()),
+        *containerfile.find_source_problems(text, ()),
     ]
     return text, [
         InstallProblem(name, problem.text, problem.remedy, problem.line) for problem in problems
