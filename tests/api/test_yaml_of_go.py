@@ -61,7 +61,10 @@ def test_document_has_the_values_that_clients_in_go_read(text: str, values: list
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a":1}\n{"b":2,,}', "f, line 2, column 8: not JSON: "),
+        (
+            '{"a":1}\n{"b":2,,}',
+            "f, line 2, column 1: not YAML: did not find expected <document start>",
+        ),
         ("a: {{ .Port }}", "f, line 1, column 5: a template that was not rendered"),
         ("{{ .Kind }}: x", "f, line 1, column 2: a template that was not rendered"),
         ("a: 1\n{{- if .b }}\n", "f, line 3, column 1: a template that was not rendered"),

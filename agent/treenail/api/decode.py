@@ -4,7 +4,6 @@
 encoding/json. Unknown fields are ignored, unless `reject_unknown_fields` refuses them.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -20,42 +19,15 @@ _T = TypeVar("_T")
 
 DEPTH_LIMIT = 100
 """Maximum nesting of a document, as that of YAML in `treenail.encoding.yaml11`."""
-_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def load_json(text: str | bytes, *, where: str) -> object:
     """Parse JSON; raise `ConfigError` with the line and column of invalid JSON."""
-    with _convert_json_errors(where):
+    try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
         return json.loads(text, parse_constant=_reject_constant)
-
-
-def load_json_stream(text: str, *, where: str) -> list[tuple[int, object]]:
-    """Parse JSON values one after another, as `load_json`; each comes with its line, from 1."""
-    decoder = json.JSONDecoder(parse_constant=_reject_constant)
-    values: list[tuple[int, object]] = []
-    line, counted = 1, 0
-    with _convert_json_errors(where):
-        start = _find_json(text, 0)
-        while start < len(text):
-            line, counted = line + text.count("\n", counted, start), start
-            value, end = decoder.raw_decode(text, start)
-            values.append((line, value))
-            start = _find_json(text, end)
-    return values
-
-
-def _find_json(text: str, start: int) -> int:
-    """Return the index of the first character that is no white space of JSON."""
-    space = _JSON_SPACE.match(text, start)
-    return space.end() if space else start
-
-
-@contextlib.contextmanager
-def _convert_json_errors(where: str) -> Iterator[None]:
-    try:
-        yield
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{where}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
@@ -68,6 +40,19 @@ def _convert_json_errors(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: nested too deeply") from error
     except ValueError as error:  # NaN, or a number of thousands of digits
         raise ConfigError(f"{where}: not JSON: a number outside of JSON") from error
+
+
+def load_json_stream(text: str) -> list[tuple[int, object]]:
+    """Parse JSON values with their lines; raise `ValueError` or `RecursionError`."""
+    decoder = json.JSONDecoder(parse_constant=_reject_constant)
+    values: list[tuple[int, object]] = []
+    line, end = 1, 0
+    while rest := _NOT_SPACE.search(text, end):
+        line += text.count("\n", end, rest.start())
+        value, after = decoder.raw_decode(text, rest.start())
+        values.append((line, value))
+        line, end = line + text.count("\n", rest.start(), after), after
+    return values
 
 
 _FieldLocation = tuple["Fields", str, int | None]

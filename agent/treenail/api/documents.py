@@ -1,6 +1,7 @@
 """Read and write YAML and JSON documents as the Go programs of a cluster do."""
 
 import codecs
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".yaml", ".yml")
 BYTE_ORDER_MARK = "\ufeff"
 SIZE_LIMIT = 64 * 1024 * 1024
-_NO_SEPARATOR = "<document start>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,11 @@ def _parse_objects(
 
 
 def _parse_values(text: str, where: str, budget: "ValueBudget | None") -> list[tuple[int, object]]:
-    json_error = None
     if text.lstrip().startswith("{"):
-        # JSON in most cases, or a stream of it. Else YAML in flow style.
-        try:
-            return decode.load_json_stream(text, where=where)
-        except ConfigError as error:
-            json_error = error
+        # JSON in most cases, or a stream of it. Else YAML in flow style, whose parser reports the
+        # error for both.
+        with contextlib.suppress(ValueError, RecursionError):
+            return decode.load_json_stream(text)
     from treenail.encoding import yaml11  # noqa: PLC0415 - most documents are JSON
 
-    try:
-        return yaml11.parse_located_yaml(text, where=where, budget=budget)
-    except ConfigError as error:
-        # The parser of YAML reports the error for both, unless an object follows another one.
-        raise (json_error if json_error and _NO_SEPARATOR in str(error) else error) from error
+    return yaml11.parse_located_yaml(text, where=where, budget=budget)

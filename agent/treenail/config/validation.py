@@ -95,7 +95,8 @@ def _locate_control_character(value: object, place: str) -> str:
     return next(filter(None, (_locate_control_character(inner, at) for at, inner in parts)), "")
 
 
-def _validate_spec(config: machineconfig.MachineConfig) -> ValidConfig:
+def check_kernel(config: machineconfig.MachineConfig) -> None:
+    """Raise `ConfigError` for an unknown kernel type or extension."""
     if config.kernel_type not in ("", *machineconfig.KERNEL_TYPES):
         raise errors.ConfigError(
             f"spec.kernelType: expected one of {', '.join(machineconfig.KERNEL_TYPES)}, "
@@ -107,6 +108,10 @@ def _validate_spec(config: machineconfig.MachineConfig) -> ValidConfig:
                 f"spec.extensions[{index}]: expected one of {', '.join(machineconfig.EXTENSIONS)}, "
                 f"found {name!r:.40}"
             )
+
+
+def _validate_spec(config: machineconfig.MachineConfig) -> ValidConfig:
+    check_kernel(config)
     if config.config is None:
         return ValidConfig(tuple(find_ignored_fields(config)), None)
     document = decode.Fields(config.config, "spec.config", errors.IgnitionError)

@@ -12,7 +12,7 @@ from functools import cached_property
 from treenail import deployment_change, errors
 from treenail.api import machineconfig
 from treenail.api.ignition import model, parser
-from treenail.config import node_paths
+from treenail.config import node_paths, validation
 
 UserOrGroup = int | str
 """A user or group: a number, or a name that exists on the node."""
@@ -244,17 +244,7 @@ def _read_users(ignition: model.IgnitionConfig) -> dict[str, WantedUser]:
 
 def _read_os(config: machineconfig.MachineConfig) -> WantedOS:
     kernel_type = config.kernel_type or machineconfig.DEFAULT_KERNEL
-    if kernel_type not in machineconfig.KERNEL_TYPES:
-        expected = ", ".join(machineconfig.KERNEL_TYPES)
-        raise errors.ConfigError(
-            f"spec.kernelType: expected one of {expected}, found {kernel_type!r:.40}"
-        )
-    for index, extension in enumerate(config.extensions):
-        if extension not in machineconfig.EXTENSIONS:
-            expected = ", ".join(machineconfig.EXTENSIONS)
-            raise errors.ConfigError(
-                f"spec.extensions[{index}]: expected one of {expected}, found {extension!r:.40}"
-            )
+    validation.check_kernel(config)
     if kernel_type != machineconfig.DEFAULT_KERNEL and "kernel-devel" in config.extensions:
         raise errors.ConfigError(
             f"spec.extensions: kernel-devel needs the default kernel, not {kernel_type}"

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import yaml
 
@@ -85,14 +85,7 @@ def parse_located_yaml(
         raise ConfigError(f"{where}: not YAML: nested too deeply or not Unicode") from error
 
 
-class _Mark(Protocol):
-    """A position of the parser in C, or of that in Python."""
-
-    line: int
-    column: int
-
-
-def _make_error(text: str, where: str, mark: "_Mark | None", problem: str) -> ConfigError:
+def _make_error(text: str, where: str, mark: Any, problem: str) -> ConfigError:
     """Build the error for a place in a text."""
     if mark is None:
         return ConfigError(f"{where}: {problem}")
@@ -240,8 +233,10 @@ class _YamlReader:
         key = self._read_value(event, depth + 1)
         if isinstance(key, bool):
             return str(key).lower()
-        # Go writes the key 1e20 as 1e+20.
-        if isinstance(key, str) or (isinstance(key, int) and _is_integer(event)):
+        # Go writes the key 1e20 as 1e+20, and refuses the upper half of 64 bits.
+        text = str(getattr(event, "value", "")).replace("_", "")
+        is_number = isinstance(key, int) and abs(key) < 2**63 and _INTEGER.fullmatch(text)
+        if isinstance(key, str) or is_number:
             return str(key)
         raise self._make_error(event, "a key that is not a string; quote it")
 
@@ -268,12 +263,6 @@ class _YamlReader:
 
     def _make_error(self, event: yaml.Event, problem: str) -> ConfigError:
         return _make_error(self._text, self._where, event.start_mark, problem)
-
-
-def _is_integer(event: yaml.Event) -> bool:
-    """Return whether a scalar is an integer of Go, and not a float without a fraction."""
-    text = str(getattr(event, "value", "")).replace("_", "")
-    return bool(_INTEGER.fullmatch(text)) and abs(_parse_integer(text)) < 2**63
 
 
 def _quote(key: str) -> str:

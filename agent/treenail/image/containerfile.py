@@ -326,17 +326,12 @@ def list_images(
     those of ENV, which win. An ARG without a value has the one before the first FROM, or that of
     the platform. ENV of a base image is not known.
     """
+    values = {"PLATFORM": f"linux/{architecture}", "OS": "linux", "ARCH": architecture}
     # buildah runs on the architecture that it builds for.
     platform = {
-        f"{side}{name}": value
-        for side in ("TARGET", "BUILD")
-        for name, value in (
-            ("PLATFORM", f"linux/{architecture}"),
-            ("OS", "linux"),
-            ("ARCH", architecture),
-            ("VARIANT", ""),
-        )
+        f"{side}{name}": value for side in ("TARGET", "BUILD") for name, value in values.items()
     }
+    platform |= {"TARGETVARIANT": "", "BUILDVARIANT": ""}
     heading: dict[str, str] = {}
     arguments, environment = heading, dict[str, str]()
     environments: dict[str, dict[str, str]] = {}
@@ -359,8 +354,13 @@ def list_images(
                 elif name in outer:
                     arguments.setdefault(name, outer[name])
         elif keyword == "ENV":
-            for name, value in _read_pairs(instruction):
-                environment[name] = expand_variables(value, {**arguments, **environment})
+            words = split_words(instruction.operands)
+            if words and "=" not in words[0]:  # the older form: ENV NAME VALUE
+                words = ["=".join((words[0], *words[1:]))]
+            for word in words:
+                name, _, value = word.partition("=")
+                values = {**arguments, **environment}
+                environment[name] = expand_variables(strip_quotes(value), values)
         else:
             values = {**arguments, **environment} if keyword == "RUN" else arguments
             names = tuple(
@@ -368,18 +368,6 @@ def list_images(
                 for name in _find_image_options(instruction)
             )
         yield instruction, names
-
-
-def _read_pairs(instruction: Instruction) -> Iterator[tuple[str, str]]:
-    """Yield names and values of ENV, also of its older form, ENV NAME VALUE."""
-    words = split_words(instruction.operands)
-    if words and "=" not in words[0]:
-        name, _, value = _partition_space(instruction.operands)
-        yield name, strip_quotes(value)
-        return
-    for word in words:
-        name, _, value = word.partition("=")
-        yield name, strip_quotes(value)
 
 
 def _find_image_options(instruction: Instruction) -> list[str]:

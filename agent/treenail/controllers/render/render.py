@@ -375,6 +375,33 @@ class InputManifests:
     others: collections.Counter[str] = field(default_factory=collections.Counter)
     """Number of the objects that are not read, by kind."""
 
+    def add_object(self, kind: str, name: str, document: decode.Json, location: str) -> None:
+        """Parse an object of one of `kinds.READ_KINDS`; raise `ConfigError` that names it."""
+        try:
+            if kind == machineconfigpool.KIND:
+                machineconfigpool.reject_unknown_pool_fields(document)
+                self.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
+            elif kind == machineconfig.KIND:
+                self.configs[name] = config = machineconfig.MachineConfig.from_json(document)
+                if not is_rendered(config):
+                    self.warnings.extend(
+                        f"{location}, {kind} {name}: {ignored}"
+                        for ignored in validation.validate_config(config).ignored
+                    )
+            elif kind == machineosconfig.KIND:
+                machineosconfig.reject_unknown_image_config_fields(document)
+                self.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
+            elif kind == rollout_policy.KIND:
+                rollout_policy.parse_policy(document, name)
+                self.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
+            else:
+                self.controller_configs[name] = ControllerConfig.from_json(document)
+        except ConfigError as error:
+            message = str(error).removeprefix(f"{kind} {name}: ")
+            raise ConfigError(
+                f"{location}, {kind} {name}: {message}", remedy=error.remedy
+            ) from error
+
     def add_unread(self, fields: decode.Fields, location: str) -> None:
         """Count an object that is not read, and say why unless it is that of another program."""
         kind = fields.get_text("kind")
@@ -461,27 +488,7 @@ def _read_document(document: decode.Json, location: str, manifests: InputManifes
     if (earlier := manifests.locations.get((kind, name))) is not None:
         raise ConfigError(f"{location}: {kind} {name} is a duplicate of the one in {earlier}")
     manifests.locations[kind, name] = location
-    try:
-        if kind == machineconfigpool.KIND:
-            machineconfigpool.reject_unknown_pool_fields(document)
-            manifests.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
-        elif kind == machineconfig.KIND:
-            manifests.configs[name] = config = machineconfig.MachineConfig.from_json(document)
-            if not is_rendered(config):
-                manifests.warnings.extend(
-                    f"{location}, {kind} {name}: {ignored}"
-                    for ignored in validation.validate_config(config).ignored
-                )
-        elif kind == machineosconfig.KIND:
-            manifests.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
-        elif kind == rollout_policy.KIND:
-            rollout_policy.parse_policy(document, name)
-            manifests.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
-        else:
-            manifests.controller_configs[name] = ControllerConfig.from_json(document)
-    except ConfigError as error:
-        message = str(error).removeprefix(f"{kind} {name}: ")
-        raise ConfigError(f"{location}, {kind} {name}: {message}", remedy=error.remedy) from error
+    manifests.add_object(kind, name, document, location)
 
 
 def _get_name(fields: decode.Fields, kind: str, location: str) -> str:

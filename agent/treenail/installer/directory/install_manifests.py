@@ -18,7 +18,7 @@ from treenail.api import (
     machineconfigpool,
     machineosconfig,
 )
-from treenail.config import image_mirrors, validation
+from treenail.config import image_mirrors
 from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.controllers.pools import rollout_policy
 from treenail.controllers.render import render
@@ -264,10 +264,11 @@ class InstallManifests:
         """Return the objects of a kind by namespace and name."""
         return [self.objects[key] for key in sorted(self.objects) if key[0] == kind]
 
-    def to_input(self) -> render.InputManifests:
-        """Return the objects for `treenail.controllers.render.render.render_pools`."""
+    def to_input(self, *, has_locations: bool = True) -> render.InputManifests:
+        """Return the objects for `treenail.controllers.render.render.render_pools`, not copied."""
+        objects = self.objects if has_locations else {}
         locations = {
-            (kind, name): manifest.location for (kind, _, name), manifest in self.objects.items()
+            (kind, name): manifest.location for (kind, _, name), manifest in objects.items()
         }
         return render.InputManifests(
             pools=self.pools,
@@ -276,6 +277,7 @@ class InstallManifests:
             policies=self.policies,
             image_configs=self.image_configs,
             locations=locations,
+            warnings=self.notes,
         )
 
     def iter_texts(self) -> Iterator[tuple[str, str]]:
@@ -417,25 +419,9 @@ class _ManifestReader:
         """Parse an object of one of the kinds with a model; raise `ConfigError`."""
         manifests, name, document = self.manifests, manifest.name, manifest.document
         try:
-            if manifest.kind == machineconfigpool.KIND:
-                machineconfigpool.reject_unknown_pool_fields(document)
-                manifests.pools[name] = machineconfigpool.MachineConfigPool.from_json(document)
-            elif manifest.kind == machineconfig.KIND:
-                config = machineconfig.MachineConfig.from_json(document)
-                if not render.is_rendered(config):
-                    manifests.notes += (
-                        f"{manifest.location}, {manifest.title}: {ignored}"
-                        for ignored in validation.validate_config(config).ignored
-                    )
-                manifests.configs[name] = config
-            elif manifest.kind == machineosconfig.KIND:
-                machineosconfig.reject_unknown_image_config_fields(document)
-                manifests.image_configs[name] = machineosconfig.MachineOSConfig.from_json(document)
-            elif manifest.kind == rollout_policy.KIND:
-                rollout_policy.parse_policy(document, name)
-                manifests.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
-            elif manifest.kind == render.CONTROLLER_CONFIG_KIND:
-                manifests.controller_configs[name] = render.ControllerConfig.from_json(document)
+            if manifest.kind in kinds.READ_KINDS:
+                inputs = manifests.to_input(has_locations=False)
+                inputs.add_object(manifest.kind, name, document, manifest.location)
             elif manifest.kind in image_mirrors.MIRROR_KINDS:
                 manifests.mirror_rules += tuple(
                     image_mirrors.read_mirror_object(document, where=manifest.title)
@@ -447,7 +433,7 @@ class _ManifestReader:
         except ConfigError as error:
             if manifest.kind == machineosconfig.KIND:
                 del manifests.objects[manifest.kind, manifest.namespace, name]
-            text = str(error).removeprefix(f"{manifest.kind} {name}: ")
+            text = str(error).removeprefix(f"{manifest.location}, {manifest.title}: ")
             raise ConfigError(
                 f"{manifest.title}: {text.removeprefix(f'{manifest.title}, ')}",
                 remedy=error.remedy,
