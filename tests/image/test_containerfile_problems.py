@@ -52,6 +52,8 @@ def test_text_that_builders_accept_has_no_problem(text: str) -> None:
         (FROM + "COPY --from=0 a b\n", 2, "names stage 0 by its number"),
         (FROM + "COPY --from=tools a b\n", 2, "COPY from tools names no earlier stage"),
         (FROM + "RUN --mount=type=bind,from=tools ls\n", 2, "RUN from tools names no"),
+        (FROM + "ARG A\nCOPY --from=$A a b\n", 3, "COPY names no image: no ARG of this stage"),
+        (FROM + "COPY --from=a.io/B c d\n", 2, "'a.io/B' is no name of an image"),
         (FROM + "ENV A\n", 2, "ENV: expected NAME=VALUE, found 'A'"),
         (FROM + "ENV A=1 B\n", 2, "ENV: expected NAME=VALUE, found 'B'"),
         (FROM + "SHELL sh\n", 2, "SHELL: expected"),

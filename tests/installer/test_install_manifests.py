@@ -155,6 +155,27 @@ def test_other_files_backups_and_directories_are_ignored(tmp_path: Path) -> None
     ]
 
 
+def test_objects_and_fields_without_effect_are_notes_and_mistakes_are_problems(
+    tmp_path: Path,
+) -> None:
+    own = "machineconfiguration.openshift.io/v1"
+    kubelet = {"apiVersion": own, "kind": "KubeletConfig", "metadata": {"name": "pods"}}
+    config = make_config("50-a", "worker")
+    write_manifest(tmp_path, "manifests/a.yaml", kubelet, {**config, "kind": "MachineConfg"})
+    write_manifest(tmp_path, "manifests/b.yaml", {**config, "kinds": "MachineConfig"})
+    write_manifest(tmp_path, "manifests/c.yaml", {**config, "apiVersion": "v1"})
+    found, problems = collect_install_manifests(tmp_path)
+    kubelet_note, field_note = found.notes
+    assert kubelet_note.startswith(
+        "manifests/a.yaml, line 2, KubeletConfig: ignored: treenail reads"
+    )
+    assert field_note.startswith(
+        "manifests/b.yaml, line 2, MachineConfig 50-a: kinds: ignored: unk"
+    )
+    texts = [problem.text for problem in problems]
+    assert texts == ["unknown kind 'MachineConfg'", f"expected apiVersion {own}, found v1"]
+
+
 def test_manifest_of_64_mb_is_a_problem_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "manifests").mkdir()
     with (tmp_path / "manifests/a.yaml").open("wb") as stream:

@@ -1,4 +1,4 @@
-"""What a running node cannot apply: of a config by itself, and of the change between two configs.
+"""Configs, and changes between two configs, that a running node cannot apply.
 
 The agent, `render`, `plan`, `build`, the installer and the config server decide here. Reasons of
 changes are those of the Machine Config Operator, so that both accept the same changes.

@@ -143,6 +143,29 @@ def test_plan_with_policy_file_applies_its_rules(
     assert "The node stays in service:\n  restart chronyd.service, because\n" in printed
 
 
+def test_plan_refuses_objects_of_another_kind_or_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = given(
+        tmp_path,
+        old=OLD,
+        new=NEW,
+        other="kind: MachineConfigPool\n",
+        version="apiVersion: machineconfiguration.openshift.io/v2\nkind: MachineConfig\n",
+    )
+    old, new, other, version = names
+    for arguments, text in (
+        ([old, other], "expected a MachineConfig or an Ignition config, found neither"),
+        ([old, version], "expected apiVersion machineconfiguration.openshift.io/v1, found machine"),
+        (
+            ["--policy", other, old, new],
+            "expected kind MachineConfiguration, found MachineConfigPo",
+        ),
+    ):
+        assert main(["plan", *arguments]) == 1
+        assert text in capsys.readouterr().err
+
+
 def test_plan_exit_code_reports_disruption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

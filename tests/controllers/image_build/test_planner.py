@@ -12,7 +12,7 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.api.machineosconfig import MachineOSConfig
 from treenail.builder.build_spec import BuildSpec
 from treenail.config.image_mirrors import NO_MIRRORS
-from treenail.controllers.image_build.build_planner import BuildPlanner
+from treenail.controllers.image_build.build_planner import BuildPlanner, BuildRefused
 from treenail.controllers.image_build.cluster_reader import ClusterReader, FileObjects
 from treenail.controllers.image_build.job_builder import (
     BuildReference,
@@ -90,6 +90,12 @@ def test_text_without_a_part_of_the_user_has_no_line_of_the_user() -> None:
     assert "rpm-ostree install" in system.containerfile
     # A failure there must not name a line of a text that the user has not written.
     assert system.user_line == 0
+
+
+def test_source_that_the_context_lacks_is_refused_before_a_job() -> None:
+    planner = BuildPlanner(ClusterReader(RecordingObjects(), CLOCK, namespace="builds"))
+    with pytest.raises(BuildRefused, match=r"line 2: COPY app\.conf: the build has no such file"):
+        planner.plan_build(*make_objects("FROM configs\nCOPY app.conf /etc/\n"), frozenset())
 
 
 @pytest.mark.parametrize("bundle", ["abc", "-----BEGIN CERTIFICATE-----\nMIIB\n", "é"])
