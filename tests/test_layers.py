@@ -23,7 +23,7 @@ PACKAGES = {"agent/treenail": "treenail", "lab/treenail_lab": "treenail_lab"}
 # From the lowest up. Imports go downwards only, and never sideways into another name of a row.
 ROWS = (
     {"errors", "clocks", "memory", "observations", "oci_content", "sanitize"},
-    {"deadline_socket", "encoding", "log", "process", "retry", "sd_notify", "unit_install"},
+    {"deadline_socket", "encoding", "log", "process", "retry", "sd_notify", "units"},
     {"deployment_change", "label_selector"},
     {"api"},
     {"config"},

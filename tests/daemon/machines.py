@@ -34,7 +34,7 @@ from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.users import ShadowFile
-from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
+from treenail.units.unit_files import UnitFileReader, UnitLinks
 from treenail.update.steps.plan import StepPlan, plan_steps
 
 TOP = "/no-such-root"

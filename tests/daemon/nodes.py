@@ -59,8 +59,8 @@ from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import UNDO_DIRECTORY as UNDO
 from treenail.host.system.state_file import CrashRecordFile, Ledger
-from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.observations import EntryKind, PathEntry
+from treenail.units.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy, DriftReaction
 from treenail.update.state import ledger_record as records
 from treenail.update.state.ledger_record import Target, UpdateOutcome

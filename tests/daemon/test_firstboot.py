@@ -41,8 +41,8 @@ from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.system.kernel import FIRST_COMMAND_LINE
-from treenail.host.systemd.unit_files import UnitFileReader
 from treenail.sd_notify import SystemdNotifier
+from treenail.units.unit_files import UnitFileReader
 from treenail.update.drift.drift_policy import DriftPolicy
 
 SECRET = "/var/lib/kubelet/config.json"

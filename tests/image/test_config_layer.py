@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import unit_sets
 from treenail.api.machineconfig import MachineConfig
+from treenail.config import wanted_state
 from treenail.config.image_content import compare_with_image
 from treenail.config.wanted_state import read_wanted_state
 from treenail.daemon.configuration.image_content import read_image_content
@@ -22,8 +24,10 @@ from treenail.image.config_layer import (
     CURRENT_CONFIG,
     PRESETS,
     ConfigLayer,
+    compute_unit_links,
     make_config_layer,
 )
+from treenail.units.unit_files import FileChange, SymbolicLink
 
 CANARY = "canary-4711"
 UNIT_TEXT = "[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
@@ -218,11 +222,38 @@ def test_layer_and_its_config_contain_no_login() -> None:
 def test_presets_keep_the_enablement_in_a_first_boot() -> None:
     lines = read_entry(make_config_layer(FULL), PRESETS).decode().splitlines()
     assert lines == [
+        "enable worker@.service one",
         "enable app.service",
         "enable base.service",
         "disable off.service",
-        "enable worker@one.service",
     ]
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("systemctl") is None, reason="no systemctl here")
+@pytest.mark.parametrize("default", [None, True, False])
+def test_links_are_those_that_a_first_boot_makes(tmp_path: Path, default: bool | None) -> None:
+    template = f"{UNIT_TEXT}DefaultInstance=one\n"
+    wanted = wanted_state.WantedState(
+        units={
+            "a.service": wanted_state.WantedUnit("a.service", UNIT_TEXT, enabled=True),
+            "b.service": wanted_state.WantedUnit("b.service", UNIT_TEXT, enabled=False),
+            "p@.service": wanted_state.WantedUnit("p@.service", template, enabled=default),
+            "p@two.service": wanted_state.WantedUnit("p@two.service", enabled=True),
+            "p@no.service": wanted_state.WantedUnit("p@no.service", enabled=False),
+        }
+    )
+    links = compute_unit_links(wanted)
+    files: dict[str, FileChange] = {
+        path: text.encode() for path, text in wanted.list_unit_files().items()
+    }
+    files |= {path: SymbolicLink(target) for path, target in links.made.items()}
+    files[PRESETS] = "\n".join((*links.presets, "")).encode()
+    files["/usr/lib/systemd/system-preset/99-default.preset"] = b"disable *\n"
+    unit_sets.write_files(tmp_path, files)
+    command = ["systemctl", f"--root={tmp_path}", "preset-all"]
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    assert unit_sets.read_links(tmp_path) == links.made
 
 
 def test_trust_bundle_is_an_anchor() -> None:

@@ -9,6 +9,7 @@ from itertools import chain
 from treenail import deployment_change, observations, sanitize
 from treenail.api.ignition.model import Contents
 from treenail.config import node_paths, wanted_state
+from treenail.units import unit_files, unit_install
 
 MASK_TARGET = "/dev/null"
 UNIT_MODE = 0o644
@@ -142,19 +143,86 @@ def find_unknown_dropins(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UnitLinkComparison:
+    """The effect that ``systemctl enable`` or ``disable`` of a unit of the config would have."""
+
+    links: tuple[str, ...] = ()
+    """The links that it would make or remove: the unit is not as the config says."""
+    note: str = ""
+    """Why it has no effect."""
+    error: unit_files.UnitFileError | None = None
+    """Why systemctl refuses it."""
+
+
+def compare_unit_links(
+    wanted: wanted_state.WantedState, reader: unit_files.UnitFileReader
+) -> dict[str, UnitLinkComparison]:
+    """Compare the links of units with those that systemctl makes for the config.
+
+    This is the rule for enablement: a unit is as the config says when the command of systemctl
+    would change no link. A link of an enabled unit outlives the removal of another one, which
+    disabling its template or a unit with ``Also=`` causes.
+    """
+    units = [unit for unit in wanted.units.values() if not unit.mask and unit.enabled is not None]
+    disabled = {unit.name for unit in units if not unit.enabled}
+    kept: set[str] = set(list_expected_paths(wanted))
+    compared: dict[str, UnitLinkComparison] = {}
+    for unit in units:
+        if unit.enabled:
+            compared[unit.name] = _compare_enabled(unit.name, reader, disabled, kept)
+    for name in sorted(disabled):
+        if reader.find_unit_file(name):
+            removed = reader.plan_disable(name).removed
+            compared[name] = UnitLinkComparison(tuple(p for p in removed if p not in kept))
+    return compared
+
+
+def _compare_enabled(
+    name: str, reader: unit_files.UnitFileReader, disabled: set[str], kept: set[str]
+) -> UnitLinkComparison:
+    try:
+        reader.plan_enable(name)  # systemctl refuses also for a unit in Also=
+        links = reader.plan_enable(name, excluded=disabled)
+        kept.update(reader.plan_enable(name, follows_also=False).made)
+    except unit_install.SpecifierError:
+        # A running systemd knows the links: its state counts.
+        is_enabled = reader.read_states(name)[name] in unit_files.ENABLED
+        return UnitLinkComparison(() if is_enabled else ("the links of a running systemd",))
+    except unit_files.UnitFileError as error:
+        if error.problem is unit_files.UnitProblem.NOT_FOUND:
+            return UnitLinkComparison(note=f"cannot enable {name}: this machine has no such unit")
+        if error.problem is unit_files.UnitProblem.ALIAS:
+            return UnitLinkComparison(note=f"{error}; {error.remedy}")
+        return UnitLinkComparison(error=error)
+    if not links.made:
+        note = f"enabling {name} has no effect: its [Install] sections name no other unit"
+        return UnitLinkComparison(note=note)
+    return UnitLinkComparison(reader.find_missing_links(links))
+
+
 def find_unit_drift(
-    wanted: wanted_state.WantedState, states: Mapping[str, str]
+    wanted: wanted_state.WantedState,
+    states: Mapping[str, str],
+    compared: Mapping[str, UnitLinkComparison] | None = None,
 ) -> tuple[Drift, ...]:
-    """Return the units whose enablement state in systemd contradicts the config.
+    """Return the units whose state in systemd, or whose links, contradict the config.
 
     A missing unit is no drift when the config enables it but has no contents for it.
     """
-    return tuple(
-        Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state)
-        for unit in wanted.units.values()
-        if (expectation := _find_wanted_enablement(unit))
-        and (state := states.get(unit.name, "not-found")) in _list_wrong_states(unit)
-    )
+    drifts: list[Drift] = []
+    for unit in wanted.units.values():
+        expectation = _find_wanted_enablement(unit)
+        state = states.get(unit.name, "not-found")
+        links = (compared or {}).get(unit.name, UnitLinkComparison()).links
+        if not expectation or unit.mask:
+            continue
+        if state in _list_wrong_states(unit):
+            drifts.append(Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state))
+        elif links:
+            problem = f"{state} {'without' if unit.enabled else 'with'} {', '.join(links)}"
+            drifts.append(Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, problem))
+    return tuple(drifts)
 
 
 def find_argument_drift(wanted: Sequence[str], booted: Sequence[str]) -> tuple[Drift, ...]:

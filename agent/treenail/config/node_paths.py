@@ -4,7 +4,7 @@ import re
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
-from treenail import unit_install
+from treenail.units import unit_install
 
 FORCE_FILE = "/run/machine-config-daemon-force"
 """While this file exists, the agent applies the config in any state of the node, and reboots."""

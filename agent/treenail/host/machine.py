@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from treenail.host.systemd.system_bus import SystemBus
     from treenail.host.systemd.systemd import Systemd, Timedate
     from treenail.host.systemd.transient import TransientUnits, UnsandboxedRunner
-    from treenail.host.systemd.unit_files import UnitFileReader
     from treenail.process import ProgramRunner
     from treenail.sd_notify import SystemdNotifier
+    from treenail.units.unit_files import UnitFileReader
 
 _LIMITS = TransactionLimits()
 
@@ -220,7 +220,7 @@ class Machine:
     @cached_property
     def unit_files(self) -> "UnitFileReader":
         """Unit files read from disk, for a machine whose systemd does not run."""
-        from treenail.host.systemd.unit_files import UnitFileReader
+        from treenail.units.unit_files import UnitFileReader
 
         return UnitFileReader(self.files)
 

@@ -13,13 +13,14 @@ import posixpath
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from treenail import errors, oci_content, unit_install
+from treenail import errors, oci_content
 from treenail.api import decode, machineconfig
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
+from treenail.units import unit_files, unit_install
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,83 +297,53 @@ def _get_number(owner: wanted_state.UserOrGroup) -> int:
 
 def compute_unit_links(wanted: wanted_state.WantedState) -> ConfigUnitLinks:
     """Return the links of the enabled units of a config."""
-    plan = _UnitLinker(wanted)
-    for unit in wanted.units.values():
-        plan.add(unit)
-    presets = [
-        f"{'enable' if unit.enabled else 'disable'} {unit.name}"
-        for unit in sorted(wanted.units.values(), key=lambda wanted_unit: wanted_unit.name)
-        if unit.enabled is not None and not unit.mask
-    ]
-    return ConfigUnitLinks(plan.made, tuple(plan.left), tuple(presets), plan.problems)
-
-
-class _UnitLinker:
-    def __init__(self, wanted: wanted_state.WantedState) -> None:
-        self.made: dict[str, str] = {}
-        self.left: dict[str, None] = {}
-        self.problems: dict[str, str] = {}
-        self._wanted = wanted
-        self._seen: set[str] = set()
-
-    def add(self, unit: wanted_state.WantedUnit) -> None:
-        if unit.enabled is None or unit.mask:
-            return
-        source = self._find_source(unit.name)
-        if source is None:
-            self.left[unit.name] = None
+    files: dict[str, unit_files.FileChange] = {
+        **{
+            path: file.contents.decode_bytes()
+            for path, file in wanted.files.items()
+            if unit_files.is_unit_path(path)
+        },
+        **{path: text.encode() for path, text in wanted.list_unit_files().items()},
+        **dict.fromkeys(wanted.list_masks(), unit_files.SymbolicLink("/dev/null")),
+    }
+    reader = unit_files.UnitFileReader(unit_files.ChangedFiles(None, files))
+    made: dict[str, str] = {}
+    left: dict[str, None] = {}
+    problems: dict[str, str] = {}
+    units = [u for u in wanted.units.values() if u.enabled is not None and not u.mask]
+    for unit in units:
+        if not reader.find_unit_file(unit.name):
+            left[unit.name] = None
         elif unit.enabled:
             try:
-                self._enable(unit.name, source)
+                made |= reader.plan_enable(unit.name).made
+                left |= dict.fromkeys(reader.find_missing_also(unit.name))
             except errors.UnitError as error:
-                self.problems[unit.name] = str(error)
-
-    def _find_source(self, name: str) -> wanted_state.WantedUnit | None:
-        """Return the unit with the contents: the unit itself, or its template."""
-        for candidate in filter(None, (name, unit_install.find_template_name(name))):
-            unit = self._wanted.units.get(candidate)
-            if unit is not None and unit.contents and not unit.mask:
-                return unit
-        return None
-
-    def _enable(self, name: str, source: wanted_state.WantedUnit) -> None:
-        if name in self._seen:
-            return
-        self._seen.add(name)
-        own = self._wanted.units.get(name)
-        texts = [source.contents, *(text for _, text in sorted(source.dropins.items()) if text)]
-        if own is not None and own is not source:
-            texts += [text for _, text in sorted(own.dropins.items()) if text]
-        install = unit_install.parse_install(texts)
-        target = node_paths.unit_path(source.name)
-        for alias in install.aliases:
-            link = unit_install.expand_specifiers(alias, name)
-            if link != name:
-                self.made[node_paths.unit_path(link)] = target
-        lists = {
-            ".wants": install.wanted_by,
-            ".requires": install.required_by,
-            ".upholds": install.upheld_by,
-        }
-        for suffix, others in lists.items():
-            for other in others:
-                directory = unit_install.expand_specifiers(other, name)
-                link = _build_link_name(name, install.default_instance, directory)
-                self.made[f"{node_paths.UNIT_DIRECTORY}/{directory}{suffix}/{link}"] = target
-        for also in install.also:
-            other = unit_install.expand_specifiers(also, name)
-            unit = self._find_source(other)
-            if unit is None:
-                self.left[other] = None
-            else:
-                self._enable(other, unit)
+                problems[unit.name] = str(error)
+    return ConfigUnitLinks(made, tuple(left), tuple(_list_presets(units, reader)), problems)
 
 
-def _build_link_name(unit: str, default_instance: str, target: str) -> str:
-    if not unit_install.is_template(unit) or unit_install.is_template(target):
-        return unit
-    if not default_instance:
-        raise errors.UnitError(f"cannot enable {unit}: it is a template without DefaultInstance=")
-    return unit_install.make_instance_name(
-        unit, unit_install.expand_specifiers(default_instance, unit)
-    )
+def _list_presets(
+    units: Iterable[wanted_state.WantedUnit], reader: unit_files.UnitFileReader
+) -> Iterator[str]:
+    """Yield a line for each unit, and one for the instances of a template together.
+
+    ``systemctl preset-all``, and so a first boot, knows the names of files only: it disables all
+    instances of a template whose line names none (systemd.preset(5)).
+    """
+    by_name = {unit.name: unit for unit in units}
+    instances: dict[str, list[str]] = {}
+    for name, unit in sorted(by_name.items()):
+        template = unit_install.find_template_name(name)
+        if template and unit.enabled:
+            instances.setdefault(template, []).append(unit_install.get_instance(name) or "")
+    for template, names in instances.items():
+        install = reader.read_install(template)
+        own = by_name.get(template)
+        default = install.default_instance if install and own and own.enabled else ""
+        yield " ".join(("enable", template, *dict.fromkeys(filter(None, (default, *names)))))
+    for name, unit in sorted(by_name.items()):
+        if name not in instances and not (
+            unit.enabled and unit_install.find_template_name(name) in instances
+        ):
+            yield f"{'enable' if unit.enabled else 'disable'} {name}"

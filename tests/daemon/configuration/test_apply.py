@@ -29,7 +29,7 @@ from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.rollback.undo_log import LOG_PATH
-from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
+from treenail.units.unit_files import UnitFileReader, UnitLinks
 from treenail.update.impact.impact import plan_service_steps
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.step_types import RestartUnit

@@ -27,8 +27,8 @@ from treenail.errors import BusError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.disk import Disk
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.systemd.unit_files import UnitFileReader, UnitStateSource
 from treenail.observations import EntryKind
+from treenail.units.unit_files import UnitFileReader, UnitStateSource
 from treenail.update.drift.drift_policy import DriftAssessment, DriftPolicy, DriftReaction
 from treenail.update.drift.drift_repair import plan_repair
 from treenail.update.state.ledger_record import Target

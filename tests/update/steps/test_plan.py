@@ -21,6 +21,7 @@ from treenail.config.wanted_state import (
 )
 from treenail.errors import LedgerError
 from treenail.observations import EntryKind, PathEntry
+from treenail.units.unit_files import ChangedFiles, SymbolicLink, UnitFileReader
 from treenail.update.impact.impact import convert_steps_to_diff, plan_service_steps
 from treenail.update.steps.inventory import (
     Inventory,
@@ -33,7 +34,7 @@ from treenail.update.steps.inventory import (
 from treenail.update.steps.plan import plan_steps
 from treenail.update.steps.step_types import RecordOwnership, RelabelEntry
 
-UNITS = "/etc/systemd/system"
+UNITS, VENDOR = "/etc/systemd/system", "/usr/lib/systemd/system"
 
 
 def wanted(*entries: object) -> WantedState:
@@ -137,7 +138,8 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
             wanted(file(f"{UNITS}/a.service.d/b.conf")),
             wanted(WantedUnit("a.service", dropins={"b.conf": "new"})),
             Inventory(
-                {f"{UNITS}/a.service.d/b.conf": actual()}, unit_states={"a.service": "static"}
+                {f"{UNITS}/a.service.d/b.conf": actual()},
+                units=UnitFileReader(ChangedFiles(None, {f"{VENDOR}/a.service": b"[Unit]"})),
             ),
             ["preset a.service"],
             id="file that becomes a drop-in",
@@ -157,8 +159,15 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
             wanted(WantedUnit("a.service", mask=True), WantedUnit("b.service", mask=False)),
             Inventory(
                 {f"{UNITS}/b.service": actual("", kind=EntryKind.LINK, target="/dev/null")},
-                unit_states={"a.service": "enabled", "b.service": "masked"},
-                vendor_units=frozenset({"b.service"}),
+                units=UnitFileReader(
+                    ChangedFiles(
+                        None,
+                        {
+                            f"{UNITS}/b.service": SymbolicLink("/dev/null"),
+                            f"{VENDOR}/b.service": b"[Unit]",
+                        },
+                    )
+                ),
             ),
             [
                 f"remove {UNITS}/b.service: the config unmasks the unit",
@@ -168,10 +177,19 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
             id="masks",
         ),
         pytest.param(
-            wanted(WantedUnit("a.service", "[Install]", enabled=True)),
-            wanted(WantedUnit("a.service", "[Install]\nWantedBy=x", enabled=True)),
+            wanted(WantedUnit("a.service", "[Install]\nWantedBy=y.target", enabled=True)),
+            wanted(WantedUnit("a.service", "[Install]\nWantedBy=x.target", enabled=True)),
             Inventory(
-                {f"{UNITS}/a.service": actual("[Install]")}, unit_states={"a.service": "enabled"}
+                {f"{UNITS}/a.service": actual("[Install]\nWantedBy=y.target")},
+                units=UnitFileReader(
+                    ChangedFiles(
+                        None,
+                        {
+                            f"{UNITS}/a.service": b"[Install]\nWantedBy=y.target",
+                            f"{UNITS}/y.target.wants/a.service": SymbolicLink("../a.service"),
+                        },
+                    )
+                ),
             ),
             [
                 "disable a.service",
@@ -179,40 +197,6 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
                 "enable a.service",
             ],
             id="unit with another install section",
-        ),
-        pytest.param(
-            wanted(WantedUnit("a.service", "x", enabled=True), WantedUnit("b.service")),
-            wanted(),
-            Inventory(
-                {f"{UNITS}/a.service": actual("x")},
-                unit_states={"a.service": "enabled", "b.service": "disabled"},
-                vendor_units=frozenset({"b.service"}),
-            ),
-            [
-                "disable a.service",
-                f"remove {UNITS}/a.service: the config no longer has it",
-                "preset b.service",
-            ],
-            id="released units",
-        ),
-        pytest.param(
-            None,
-            wanted(
-                WantedUnit("kdump.service", enabled=True),
-                WantedUnit("on.service", enabled=True),
-                WantedUnit("off.service", enabled=False),
-                WantedUnit("is-off.service", enabled=False),
-            ),
-            Inventory(
-                unit_states={
-                    "kdump.service": "disabled",
-                    "on.service": "enabled",
-                    "off.service": "enabled",
-                    "is-off.service": "disabled",
-                }
-            ),
-            ["enable kdump.service", "disable off.service"],
-            id="units of the machine",
         ),
         pytest.param(
             None,
@@ -236,7 +220,6 @@ def sentences(old: WantedState | None, new: WantedState, inventory: Inventory) -
                         actual("x"), label="x_t", expected_label="unit_t"
                     ),
                 },
-                unit_states={"a.service": "enabled"},
             ),
             [
                 "relabel /etc/a: label etc_t instead of wrong_t",
@@ -308,7 +291,7 @@ def test_relabel_is_no_difference_and_needs_no_service_step():
             "/etc/a": replace(actual(), **labelled),
             f"{UNITS}/a.service": replace(actual("x"), **labelled),
         },
-        unit_states={"a.service": "disabled"},
+        units=UnitFileReader(ChangedFiles(None, {f"{UNITS}/a.service": b"x"})),
     )
     steps = plan_steps(compute_ownership("new", new), new, inventory).steps
     assert [type(step) for step in steps[:2]] == [RelabelEntry, RelabelEntry]
@@ -361,93 +344,3 @@ def test_invalid_ownership_is_refused(document):
         LedgerError, match="cannot read the paths and units that belong to the config"
     ):
         from_json(document)
-
-
-def test_presets_of_the_config_come_first_and_those_of_removed_units_last() -> None:
-    old = wanted(WantedUnit("vendor.service", enabled=True))
-    new = wanted(
-        WantedUnit("a.service", contents="[Unit]\n"),
-        WantedUnit("b.service", contents="[Install]\nAlso=a.service\n", enabled=True),
-        WantedUnit("c.service", contents="[Unit]\n", enabled=False),
-    )
-    inventory = Inventory(vendor_units=frozenset({"vendor.service"}))
-    found = sentences(old, new, inventory)
-    assert found[-4:] == [
-        "preset a.service",
-        "enable b.service",
-        "disable c.service",
-        "preset vendor.service",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("units", "named", "states", "expected"),
-    [
-        pytest.param(
-            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "disabled", "b.socket": "disabled"},
-            ["enable a.service", "disable b.socket"],
-            id="the config disables what an enabled unit names",
-        ),
-        pytest.param(
-            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "enabled", "b.socket": "disabled"},
-            [],
-            id="no step where both are as the config says",
-        ),
-        pytest.param(
-            (WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=False)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "disabled", "b.socket": "masked"},
-            ["enable a.service"],
-            id="a masked unit stays masked",
-        ),
-        pytest.param(
-            (WantedUnit("a.service", enabled=False), WantedUnit("b.socket", enabled=True)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "enabled", "b.socket": "enabled"},
-            ["disable a.service", "enable b.socket"],
-            id="the config enables what a disabled unit names",
-        ),
-        pytest.param(
-            (WantedUnit("a.service", enabled=False), WantedUnit("b.socket", enabled=True)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "disabled", "b.socket": "disabled"},
-            ["enable b.socket"],
-            id="a disabled unit is not disabled again",
-        ),
-        pytest.param(
-            (WantedUnit("a.service"), WantedUnit("b.socket", enabled=False)),
-            {"a.service": frozenset({"b.socket"})},
-            {"a.service": "disabled", "b.socket": "disabled"},
-            ["preset a.service", "disable b.socket"],
-            id="the config disables what a preset may enable",
-        ),
-    ],
-)
-def test_unit_named_by_another_is_as_the_config_says(
-    units: tuple[WantedUnit, ...],
-    named: dict[str, frozenset[str]],
-    states: dict[str, str],
-    expected: list[str],
-) -> None:
-    names = frozenset(states)
-    inventory = Inventory(unit_states=states, named_units=named, vendor_units=names)
-    assert sentences(None, wanted(*units), inventory) == expected
-
-
-def test_removed_unit_leaves_enabled_what_it_names() -> None:
-    old = wanted(WantedUnit("a.service", enabled=True), WantedUnit("b.socket", enabled=True))
-    new = wanted(WantedUnit("b.socket", enabled=True))
-    inventory = Inventory(
-        unit_states={"a.service": "enabled", "b.socket": "enabled"},
-        named_units={"a.service": frozenset({"b.socket"})},
-        vendor_units=frozenset({"a.service", "b.socket"}),
-    )
-    assert sentences(old, new, inventory) == [
-        "disable a.service",
-        "preset a.service",
-        "enable b.socket",
-    ]

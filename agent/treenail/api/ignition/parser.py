@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from treenail import errors, unit_install
+from treenail import errors
 from treenail.api import decode
 from treenail.api.ignition import model, schema
+from treenail.units import unit_install
 
 VERSION2 = "2.2.0"
 

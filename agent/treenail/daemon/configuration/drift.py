@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from treenail.config import drift_comparison, node_paths, wanted_state
 from treenail.host.filesystem import path_stat
 from treenail.host.machine import Machine
-from treenail.host.systemd.unit_files import UnitStateSource
+from treenail.units.unit_files import UnitFileReader, UnitStateSource
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class DriftCheck:
         self._disk = machine.disk
         self._files = machine.labelled_files
         self._unit_states = unit_states
+        self._units = UnitFileReader(machine.labelled_files)
 
     def check_everything(
         self, expected_state: ExpectedState, booted: BootedState
@@ -132,7 +133,9 @@ class DriftCheck:
         units = expected_state.units
         if units.units:
             yield from drift_comparison.find_unit_drift(
-                units, self._unit_states.read_states(*units.units)
+                units,
+                self._unit_states.read_states(*units.units),
+                drift_comparison.compare_unit_links(units, self._units.change_files({})),
             )
         present = (
             f"{directory}/{name}"

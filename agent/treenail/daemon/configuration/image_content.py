@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from treenail import observations, unit_install
+from treenail import observations
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.host.filesystem import atomic_files, path_stat, root_directory
 from treenail.host.filesystem.disk import Disk
 from treenail.host.machine import Machine
-from treenail.host.systemd import unit_files
+from treenail.units import unit_files, unit_install
 
 if TYPE_CHECKING:
     # This import would load all decisions.

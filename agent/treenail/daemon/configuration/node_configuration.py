@@ -18,10 +18,10 @@ from treenail.api import decode, machineconfig
 from treenail.config import image_content, node_paths, wanted_state
 from treenail.daemon.configuration import mcd_state, step_runner
 from treenail.encoding import json_text
-from treenail.host.filesystem import atomic_files, disk, path_stat, root_directory
+from treenail.host.filesystem import atomic_files, disk, entries, path_stat, root_directory
 from treenail.host.machine import Machine
 from treenail.host.rollback.undo_log import PathChange
-from treenail.host.systemd import unit_files
+from treenail.units import unit_files
 from treenail.update.steps import inventory, step_types
 from treenail.update.steps.plan import StepPlan, plan_steps
 
@@ -97,19 +97,17 @@ class MachineInspector:
             for path in {*stats, *restorable}
             if not (path in owned and path.startswith(removed_links))
         }
-        unit_states = self._unit_states.read_states(*units)
         return inventory.Inventory(
             entries={path: accounts.name_owner(stat) for path, stat in stats.items()},
             restorable=restorable,
             resolved_paths=self._find_relocated(resolved),
-            unit_states=unit_states,
-            named_units=self._units.find_named_units(units, new.list_unit_files()),
-            pristine=self._find_pristine(stats, unit_states, provided),
-            vendor_units=frozenset(
-                n
-                for n in units
-                if self._units.find_unit_file(n, search_path=unit_files.VENDOR_SEARCH_PATH)
-            ),
+            units=self._units,
+            restored_units={
+                path: self._read_restored(path)
+                for path in dropped & restorable
+                if unit_files.is_unit_path(path)
+            },
+            pristine=self._find_pristine(stats, units, provided),
             has_core_user=accounts.has_user(node_paths.CORE_USER),
             password_hash=self._shadow.read_password_hash(node_paths.CORE_USER) if users else None,
             intact_hard_links=self._find_hard_links(new, stats),
@@ -130,7 +128,7 @@ class MachineInspector:
     def _find_pristine(
         self,
         stats: Mapping[str, observations.PathEntry],
-        states: Mapping[str, str],
+        names: Iterable[str],
         provided: frozenset[str],
     ) -> frozenset[str]:
         """Find the provided paths and units that are as the booted image has them."""
@@ -141,7 +139,8 @@ class MachineInspector:
         carried = ("/etc/", "/usr/")
         paths = [path for path in stats if path in provided and path.startswith(carried)]
         originals = path_stat.stat_paths(image, disk.Disk(), paths)
-        units = [unit for unit in states if unit in provided]
+        units = [name for name in names if name in provided]
+        states = self._unit_states.read_states(*units)
         original_states = unit_files.UnitFileReader(atomic_files.HostFiles(image)).read_states(
             *units
         )
@@ -155,6 +154,16 @@ class MachineInspector:
                 *(unit for unit in units if states[unit] == original_states.get(unit, "")),
             )
         )
+
+    def _read_restored(self, path: str) -> unit_files.FileChange:
+        match self._backups.plan_restore(path)[0].entry:
+            case entries.FileEntry(content=read):
+                content = read()
+                return content if isinstance(content, bytes) else b"".join(content)
+            case entries.SymlinkEntry(text=text):
+                return unit_files.SymbolicLink(text)
+            case _:
+                return None
 
     def _find_relocated(self, paths: Iterable[str]) -> dict[str, str]:
         prefix = os.fspath(self._root.prefix)
@@ -431,10 +440,12 @@ class NodeConfiguration:
         state = self._inspector.inspect_machine(old, new, provided)
         return plan_steps(old, new, state, config=config, provided=provided)
 
-    def check_steps(self, steps: Sequence[step_types.ConfigStep]) -> None:
-        """Raise `FileError` for steps that this machine cannot make."""
-        self._runner.check_owners(steps)
-        self._runner.check_path_kinds(steps)
+    def check_steps(self, planned: StepPlan) -> None:
+        """Raise `FileError` and `UnitError` for steps that this machine cannot make."""
+        self._runner.check_owners(planned.steps)
+        self._runner.check_path_kinds(planned.steps)
+        for error in planned.refusals:
+            raise error
 
     def apply_steps(
         self,

@@ -13,7 +13,7 @@ from treenail.daemon.configuration import trust_store
 from treenail.host.filesystem import entries, path_stat
 from treenail.host.machine import Machine
 from treenail.host.rollback import undo_log
-from treenail.host.systemd import unit_files
+from treenail.units import unit_files
 from treenail.update.steps import inventory, plan, step_types
 
 if TYPE_CHECKING:

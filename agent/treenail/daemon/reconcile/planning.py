@@ -24,6 +24,7 @@ from treenail.update.impact.impact import (
     plan_service_steps,
 )
 from treenail.update.state.ledger_record import Target
+from treenail.update.steps.plan import StepPlan
 from treenail.update.steps.step_types import ConfigStep
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class UpdatePlanner:
             _refuse_missing(split, target, writes_image_files=impact.writes_image_files)
         elif target.image:
             split = image_content.assume_provided(split.wanted)
-        steps = self._plan_steps(split, target)
+        steps = self._plan_steps(split, target).steps
         if impact.needs_reboot:
             return PendingSteps(split, impact, steps)
         old = self._interfaces.config_cache.find_config(origin.config)
@@ -173,11 +174,9 @@ class UpdatePlanner:
             self._splits[config] = known
         return known[1]
 
-    def _plan_steps(
-        self, split: image_content.ImageSplit, target: Target
-    ) -> tuple[ConfigStep, ...]:
+    def _plan_steps(self, split: image_content.ImageSplit, target: Target) -> StepPlan:
         configuration = self._interfaces.configuration
-        return configuration.plan_steps(split.wanted, target.config, split.provided).steps
+        return configuration.plan_steps(split.wanted, target.config, split.provided)
 
     def _plan_impact(
         self,
@@ -188,9 +187,9 @@ class UpdatePlanner:
         target: Target,
     ) -> UpdateImpact:
         """Return the impact of the steps that are needed, if this machine can make them."""
-        steps = self._plan_steps(split, target)
-        self._interfaces.configuration.check_steps(steps)
-        return self._compute_impact(steps, impact, old, new, split, target)[0]
+        planned = self._plan_steps(split, target)
+        self._interfaces.configuration.check_steps(planned)
+        return self._compute_impact(planned.steps, impact, old, new, split, target)[0]
 
     def _check_reconcilable(
         self, old: wanted_state.ParsedConfig, new: wanted_state.ParsedConfig

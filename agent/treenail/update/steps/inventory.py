@@ -7,6 +7,7 @@ from typing import Annotated
 from treenail import errors, observations
 from treenail.config import drift_comparison, node_paths, wanted_state
 from treenail.encoding import codec
+from treenail.units import unit_files
 
 Json = dict[str, object]
 OWNERSHIP_FILE = "/var/lib/treenail/managed.json"
@@ -72,12 +73,12 @@ class Inventory:
     """The paths with a backup or a vendor's default, which is restored once no config has them."""
     resolved_paths: Mapping[str, str] = field(default_factory=dict)
     """The resolved path of each path that leads through symbolic links."""
-    unit_states: Mapping[str, str] = field(default_factory=dict)
-    """The units' states by ``systemctl is-enabled``; empty or missing without a file."""
-    named_units: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The other units that systemd enables or disables with each unit, by ``Also=``."""
-    vendor_units: frozenset[str] = frozenset()
-    """The units that have a vendor's file, which a config's file may override."""
+    units: unit_files.UnitFileReader = field(
+        default_factory=lambda: unit_files.UnitFileReader(unit_files.ChangedFiles())
+    )
+    """The unit files and links of the machine."""
+    restored_units: Mapping[str, unit_files.FileChange] = field(default_factory=dict)
+    """The unit files and drop-ins among ``restorable``, as they will be restored."""
     has_core_user: bool = False
     """The machine has the user ``core``."""
     password_hash: str | None = field(default=None, repr=False)

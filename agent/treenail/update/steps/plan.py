@@ -6,23 +6,17 @@ no longer has is restored as it was before a config replaced it. The SSH keys an
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from treenail import observations
+from treenail import errors, observations
 from treenail.config import drift_comparison, image_content, node_paths, wanted_state
-from treenail.update.steps import step_types
+from treenail.update.steps import step_types, unit_enablement
 from treenail.update.steps.inventory import (
     KEY_DIRECTORIES,
     Inventory,
     Ownership,
     compute_ownership,
 )
-
-_ENABLED = ("enabled", "enabled-runtime")
-_ABSENT = ("", "not-found")
-_MASKED = ("masked", "masked-runtime")
-_NOT_ENABLED = (*_ABSENT, "disabled", *_MASKED)
 
 LOCKED = "*"
 """The password field of a user without a password, as the Machine Config Daemon sets it.
@@ -117,6 +111,8 @@ class StepPlan:
 
     steps: tuple[step_types.ConfigStep, ...] = ()
     notes: tuple[str, ...] = ()
+    refusals: tuple[errors.UnitError, ...] = ()
+    """Why systemctl will refuse steps."""
 
 
 def plan_steps(
@@ -134,20 +130,20 @@ def plan_steps(
     No step makes services notice the change: `plan_service_steps` adds those once the disruption is
     known.
     """
-    notes: list[str] = []
     new_ownership = compute_ownership(config, image_content.drop_provided(new, provided))
     cleared, placed = _plan_entries(ownership, new, inventory, provided)
-    before, after = _plan_enablement(
-        ownership, new, inventory, (*cleared, *placed), notes, provided=provided
+    enablement = unit_enablement.plan_enablement(
+        ownership, new, inventory, (*cleared, *placed), provided=provided
     )
+    notes = [*enablement.notes]
     user_steps = [*plan_core_user(ownership, new, inventory, notes)]
-    steps: list[step_types.ConfigStep] = [*before, *cleared, *placed]
+    steps: list[step_types.ConfigStep] = [*enablement.before, *cleared, *placed]
     steps += [step for step in user_steps if isinstance(step, step_types.SetSshKeys)]
     if new_ownership != ownership:
         steps.append(step_types.RecordOwnership(new_ownership))
-    steps += after
+    steps += enablement.after
     steps += [step for step in user_steps if isinstance(step, step_types.SetPassword)]
-    return StepPlan(tuple(steps), tuple(notes))
+    return StepPlan(tuple(steps), tuple(notes), enablement.refusals)
 
 
 def _plan_entries(
@@ -284,146 +280,4 @@ def _format_step_reason(drifts: Iterable[drift_comparison.Drift]) -> str:
         if drift.attribute is drift_comparison.DriftAttribute.CONTENTS
         else f"{drift.attribute} {drift.expected} instead of {drift.actual}"
         for drift in drifts
-    )
-
-
-def _plan_enablement(
-    old: Ownership,
-    new: wanted_state.WantedState,
-    inventory: Inventory,
-    steps: Sequence[step_types.EntryStep],
-    notes: list[str],
-    *,
-    provided: frozenset[str] = frozenset(),
-) -> tuple[list[step_types.EnablementStep], list[step_types.EnablementStep]]:
-    """Return the steps before and after ``steps``, which change the unit files."""
-    # A unit is disabled before its file changes: systemctl disable removes the links that the
-    # [Install] section of the present file names.
-    changed_paths = {
-        step.path
-        for step in steps
-        if not isinstance(step, step_types.BackUpEntry | step_types.RelabelEntry)
-    }
-    removed = {step.path for step in steps if isinstance(step, step_types.RemoveEntry)}
-    released = sorted(old.units.keys() - new.units.keys())
-    to_disable = [name for name in released if inventory.unit_states.get(name) in _ENABLED]
-    planned: list[tuple[type[step_types.EnablementStep], str]] = []
-    present: list[wanted_state.WantedUnit] = []
-    for unit in new.units.values():
-        if unit.mask or (unit.name in provided and _is_left_to_image(unit, inventory)):
-            continue
-        is_changed = _is_install_changed(unit, changed_paths)
-        if is_changed and inventory.unit_states.get(unit.name) in _ENABLED:
-            to_disable.append(unit.name)
-        if _has_unit(unit, inventory, removed):
-            present.append(unit)
-            is_unmasked = node_paths.unit_path(unit.name) in changed_paths
-            steps_of_unit = _choose_steps(
-                unit, old, inventory, is_changed=is_changed, is_unmasked=is_unmasked
-            )
-            planned += [(step, unit.name) for step in steps_of_unit]
-        elif unit.enabled:
-            notes.append(f"cannot enable {unit.name}: this machine has no such unit")
-    # The order is that of the MCD, which presets a unit when it writes it, and removed units at the
-    # end (update.go).
-    after = [
-        step(units)
-        for step in (step_types.PresetUnits, step_types.EnableUnits, step_types.DisableUnits)
-        if (units := tuple(name for kind, name in planned if kind is step))
-    ]
-    if restored := tuple(name for name in released if name in inventory.vendor_units):
-        after.append(step_types.PresetUnits(restored))
-    before: list[step_types.EnablementStep] = (
-        [step_types.DisableUnits(tuple(to_disable))] if to_disable else []
-    )
-    return before, [*after, *_correct_named_units(present, inventory, [*before, *after])]
-
-
-def _correct_named_units(
-    units: Sequence[wanted_state.WantedUnit],
-    inventory: Inventory,
-    steps: Sequence[step_types.EnablementStep],
-) -> Iterator[step_types.EnablementStep]:
-    """Return the steps for units that ``steps`` change against the config by ``Also=``.
-
-    Where an enabled unit names a disabled one and the other way round, the config has no result;
-    the check after the update finds that.
-    """
-    changes = _predict_changes(steps, inventory)
-    off = tuple(
-        unit.name
-        for unit in units
-        if unit.enabled is False
-        and changes.get(unit.name, False) is not False
-        and inventory.unit_states.get(unit.name, "") not in _MASKED
-    )
-    if off:
-        yield step_types.DisableUnits(off)
-        changes |= _predict_changes([step_types.DisableUnits(off)], inventory)
-    on = tuple(
-        unit.name for unit in units if unit.enabled and changes.get(unit.name, True) is not True
-    )
-    if on:
-        yield step_types.EnableUnits(on)
-
-
-def _predict_changes(
-    steps: Iterable[step_types.EnablementStep], inventory: Inventory
-) -> dict[str, bool | None]:
-    """Return whether each unit that the steps change is enabled afterwards; None for a preset."""
-    changes: dict[str, bool | None] = {}
-    for step in steps:
-        is_enabled = (
-            None
-            if isinstance(step, step_types.PresetUnits)
-            else isinstance(step, step_types.EnableUnits)
-        )
-        for name in step.units:
-            changes |= dict.fromkeys({name, *inventory.named_units.get(name, ())}, is_enabled)
-    return changes
-
-
-def _is_left_to_image(unit: wanted_state.WantedUnit, inventory: Inventory) -> bool:
-    return unit.enabled is None or unit.name in inventory.pristine
-
-
-def _choose_steps(
-    unit: wanted_state.WantedUnit,
-    old: Ownership,
-    inventory: Inventory,
-    *,
-    is_changed: bool,
-    is_unmasked: bool,
-) -> Iterator[type[step_types.EnablementStep]]:
-    state = inventory.unit_states.get(unit.name, "")
-    if unit.enabled is None:
-        if is_changed or old.units.get(unit.name, False) is not None:
-            yield step_types.PresetUnits
-    elif unit.enabled:
-        if is_changed or state in _NOT_ENABLED:
-            yield step_types.EnableUnits
-    elif (
-        (state in _ENABLED and not is_changed)
-        or (state in _ABSENT and is_changed)
-        # Links that enabled the unit before it was masked count again.
-        or (state in _MASKED and is_unmasked)
-    ):
-        yield step_types.DisableUnits
-
-
-def _has_unit(
-    unit: wanted_state.WantedUnit, inventory: Inventory, removed: AbstractSet[str]
-) -> bool:
-    """Return whether the machine has the unit after the steps."""
-    if unit.contents or unit.name in inventory.vendor_units:
-        return True
-    is_present = inventory.unit_states.get(unit.name, "") not in _ABSENT
-    return is_present and node_paths.unit_path(unit.name) not in removed
-
-
-def _is_install_changed(unit: wanted_state.WantedUnit, changed_paths: AbstractSet[str]) -> bool:
-    """Return whether the [Install] section of the unit may have changed."""
-    return node_paths.unit_path(unit.name) in changed_paths or any(
-        "[Install]" in text and node_paths.dropin_path(unit.name, name) in changed_paths
-        for name, text in unit.dropins.items()
     )

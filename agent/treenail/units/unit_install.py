@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from treenail.errors import UnitError
+from treenail import errors
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 """The directory of the administrator's units and of the links that enable units."""
@@ -28,11 +28,16 @@ class InstallSection:
         return bool(self.wanted_by or self.required_by or self.upheld_by or self.aliases)
 
 
+class SpecifierError(errors.UnitError):
+    """Only a running systemd knows the value of a specifier."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitPreset:
     """The preset of a unit; ``instances`` are those of a template."""
 
-    is_enabled: bool
+    is_enabled: bool | None
+    """None leaves the unit as it is: the line begins with ``ignore`` (systemd 253)."""
     instances: tuple[str, ...] = field(default=())
 
 
@@ -44,10 +49,34 @@ _LISTS = {
     "Also": "also",
 }
 _SPECIFIER = re.compile(r"%(.)", re.DOTALL)
+# unit_type_may_alias() and unit_type_may_template() of systemd.
+_TEMPLATE_TYPES = ("service", "socket", "target", "timer", "path")
+_ALIAS_TYPES = (*_TEMPLATE_TYPES, "device")
+_OTHER_TYPES = ("automount", "mount", "scope", "slice", "swap")
+_UNIT_NAME = re.compile(
+    rf"[\w:.\\-][\w:.\\@-]*\.({'|'.join((*_ALIAS_TYPES, *_OTHER_TYPES))})", re.ASCII
+)
+_NAME_BYTES = 255
 
 
-def parse_install(texts: Iterable[str]) -> InstallSection:
-    """Merge the sections of the texts in order; an empty value clears a list."""
+def is_unit_name(name: str) -> bool:
+    """Return whether systemd accepts the name as that of a unit, template or instance."""
+    return len(name) <= _NAME_BYTES and _UNIT_NAME.fullmatch(name) is not None
+
+
+def is_valid_alias(alias: str, unit: str) -> bool:
+    """Return whether a link with the name ``alias`` may lead to ``unit``, of the same kind."""
+    kind = alias.rpartition(".")[2]
+    if not (is_unit_name(alias) and is_unit_name(unit) and unit.endswith(f".{kind}")):
+        return False
+    instance, other = get_instance(alias), get_instance(unit)
+    if kind not in _ALIAS_TYPES or (instance is not None and kind not in _TEMPLATE_TYPES):
+        return False
+    return instance == other or (bool(instance) and other == "")
+
+
+def parse_install(texts: Iterable[str], unit: str = "") -> InstallSection:
+    """Merge the sections of the unit's texts in order; an empty value clears a list."""
     lists: dict[str, list[str]] = {name: [] for name in _LISTS.values()}
     instance = ""
     for text in texts:
@@ -56,8 +85,12 @@ def parse_install(texts: Iterable[str]) -> InstallSection:
                 instance = value
             elif key in _LISTS and value:
                 lists[_LISTS[key]] += value.split()
-            elif key in _LISTS:
+            elif key in _LISTS and key != "Also":
                 lists[_LISTS[key]].clear()
+    if unit and unit.rpartition(".")[2] not in _ALIAS_TYPES:
+        lists["aliases"].clear()
+    if unit and not is_template(unit):
+        instance = ""
     return InstallSection(
         **{name: tuple(dict.fromkeys(values)) for name, values in lists.items()},
         default_instance=instance,
@@ -71,13 +104,19 @@ def parse_preset(texts: Iterable[str], unit: str) -> UnitPreset:
             verb, *words = line.split() or [""]
             if verb not in {"enable", "disable", "ignore"} or not words:
                 continue
+            # Only `enable TEMPLATE INSTANCE...` may have more words (systemd.preset(5)).
+            if len(words) > 1 and (verb != "enable" or not is_template(words[0])):
+                continue
             if fnmatchcase(unit, words[0]) or _is_listed_instance(unit, words):
-                return UnitPreset(verb == "enable", tuple(words[1:]) if is_template(unit) else ())
+                return UnitPreset(
+                    None if verb == "ignore" else verb == "enable",
+                    tuple(words[1:]) if is_template(unit) else (),
+                )
     return UnitPreset(is_enabled=True)
 
 
 def expand_specifiers(text: str, unit: str) -> str:
-    """Expand the specifiers that depend on the unit name alone; raise `UnitError` for others."""
+    """Expand the specifiers that depend on the unit name; raise `SpecifierError` for others."""
     stem, _, _ = unit.rpartition(".")
     prefix, _, instance = stem.partition("@")
     values = {
@@ -91,7 +130,7 @@ def expand_specifiers(text: str, unit: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise UnitError(
+            raise SpecifierError(
                 f"cannot expand {text} of {unit}: only a running systemd knows %{match[1]}"
             )
         return values[match[1]]
@@ -106,9 +145,15 @@ def find_template_name(unit: str) -> str:
     return f"{name}@.{suffix}" if at and dot and instance else ""
 
 
+def get_instance(unit: str) -> str | None:
+    """Return the instance of the unit: empty for a template, None for a plain unit."""
+    _, at, rest = unit.partition("@")
+    return rest.rpartition(".")[0] if at else None
+
+
 def is_template(unit: str) -> bool:
     """Return whether the unit is a template."""
-    return "@." in unit
+    return get_instance(unit) == ""
 
 
 def make_instance_name(unit: str, instance: str) -> str:

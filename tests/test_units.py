@@ -1,18 +1,21 @@
-"""The links of unit files, compared with those of systemctl where this machine has it."""
+"""Links and states of unit files, compared with those of systemctl where this machine has it."""
 
 import shutil
 import subprocess
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests import unit_sets
 from tests.fixtures.files import read_links
 from treenail.errors import UnitError
 from treenail.host.filesystem.atomic_files import HostFiles
 from treenail.host.filesystem.root_directory import Root
-from treenail.host.systemd.unit_files import UnitFileReader, UnitLinks
-from treenail.unit_install import UNIT_DIRECTORY
+from treenail.units.unit_files import ChangedFiles, SymbolicLink, UnitFileReader, UnitLinks
+from treenail.units.unit_install import UNIT_DIRECTORY
 
 VENDOR = "/usr/lib/systemd/system"
 PRESET = "/usr/lib/systemd/system-preset"
@@ -142,23 +145,9 @@ def test_plan_enable_of_missing_or_masked_unit_is_refused(machine, unit, message
         machine.units.plan_enable(unit)
 
 
-def test_named_units_are_those_of_present_and_later_files(machine):
-    first = machine.prefix / UNIT_DIRECTORY[1:] / "first.service"
-    first.write_text("[Install]\nAlso=%N.socket second.service %H.service\n")
-    written = {
-        f"{UNIT_DIRECTORY}/second.service": "[Install]\nAlso=third.service first.service\n",
-        f"{UNIT_DIRECTORY}/plain.service.d/10.conf": "[Install]\nAlso=a.timer\n",
-    }
-    units = ("first.service", "plain.service", "masked.service", "absent.service")
-    assert machine.units.find_named_units(units, written) == {
-        "first.service": {"first.socket", "second.service", "third.service"},
-        "plain.service": {"a.timer"},
-    }
-
-
 def test_plan_enable_with_taken_alias_is_refused(machine):
     machine.files.write_file(f"{UNIT_DIRECTORY}/other.service", b"[Service]\n")
-    with pytest.raises(UnitError, match=r"cannot make the alias other\.service"):
+    with pytest.raises(UnitError, match=r"cannot make the link .*/other\.service to .*: .* exists"):
         machine.units.plan_enable("many.service")
 
 
@@ -199,12 +188,12 @@ def systemctl(prefix: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def ours(units: UnitFileReader, verb: str, name: str) -> UnitLinks:
+def ours(units: UnitFileReader, verb: str, *names: str) -> UnitLinks:
     return {
         "enable": units.plan_enable,
         "disable": units.plan_disable,
         "preset": units.plan_preset,
-    }[verb](name)
+    }[verb](*names)
 
 
 @pytest.mark.process
@@ -246,3 +235,100 @@ def test_states_are_those_of_systemctl(machine):
         expected[name] = systemctl(machine.prefix, "is-enabled", name).stdout.strip()
     found = machine.units.read_states(*names)
     assert found == {name: state.replace("not-found", "") for name, state in expected.items()}
+
+
+def test_upheld_by_makes_links_for_a_systemd_that_knows_it():
+    files = {f"{VENDOR}/a.service": b"[Install]\nUpheldBy=x.target\n"}
+    expected = {None: 1, "libsystemd-shared-254.so": 1, "libsystemd-shared-252-64.el9.so": 0}
+    for library, count in expected.items():
+        known = {**files, f"/usr/lib64/systemd/{library}": b"x"} if library else files
+        reader = UnitFileReader(ChangedFiles(None, known))
+        assert len(reader.plan_enable("a.service").made) == count, library
+
+
+def test_changed_files_are_read_like_files(machine):
+    changed = machine.units.change_files(
+        {
+            f"{VENDOR}/plain.service": None,
+            f"{UNIT_DIRECTORY}/new@.service": b"[Install]\nWantedBy=a.target\n",
+            f"{UNIT_DIRECTORY}/masked.service": None,
+            f"{UNIT_DIRECTORY}/a.target.wants/new@x.service": SymbolicLink("../new@.service"),
+        }
+    )
+    names = ("plain.service", "new@x.service", "new@y.service", "masked.service", "many.service")
+    assert list(changed.read_states(*names).values()) == ["", "enabled", "disabled", "", "disabled"]
+    assert changed.plan_disable("new@.service").removed == (
+        f"{UNIT_DIRECTORY}/a.target.wants/new@x.service",
+    )
+    assert machine.units.read_states("plain.service") == {"plain.service": "disabled"}
+
+
+BLOCK = 20
+"""Seeds of one test."""
+ORDINARY, ALL = 60, 2000
+# Debian's 252 follows no link in a directory of units to a unit of the same name in another one.
+# RHEL's 252 does.
+SELF_ALIAS = ("Too many levels of symbolic links", "refusing to operate on linked unit file")
+# It looks for an init script of the same name first.
+INIT_SCRIPT = "Failed to look up unit file state"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(SYSTEMCTL is None, reason="no systemctl here")
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(seed, marks=[pytest.mark.long][seed < ORDINARY :])
+        for seed in range(0, ALL, BLOCK)
+    ],
+)
+def test_random_units_are_handled_as_by_systemctl(tmp_path, first, record_property):
+    counts: Counter[str] = Counter()
+    differences: list[object] = []
+    for seed in range(first, first + BLOCK):
+        unit_set, root = unit_sets.make_unit_set(seed), tmp_path / str(seed)
+        unit_sets.write_files(root, unit_set.files)
+        differences += compare_states(root, seed, counts)
+        for command in unit_set.commands:
+            differences += compare_command(root, seed, command, counts)
+        differences += compare_states(root, seed, counts)
+        shutil.rmtree(root)
+    for name, count in counts.items():
+        record_property(name, count)
+    assert differences == []
+
+
+def compare_states(root: Path, seed: int, counts: Counter[str]) -> Iterator[object]:
+    states = UnitFileReader(unit_sets.read_files(root)).read_states(*unit_sets.NAMES)
+    for name, state in states.items():
+        done = systemctl(root, "is-enabled", name)
+        if SELF_ALIAS[0] in done.stderr:
+            counts["self-alias"] += 1
+            continue
+        counts["states"] += 1
+        if done.stdout.strip().replace("not-found", "") != state:
+            yield seed, "is-enabled", name, state, done.stdout, done.stderr
+
+
+def compare_command(
+    root: Path, seed: int, command: tuple[str, ...], counts: Counter[str]
+) -> Iterator[object]:
+    files, before = unit_sets.read_files(root), unit_sets.read_links(root)
+    try:
+        links = ours(UnitFileReader(files), *command)
+    except UnitError:
+        links = None
+    done = systemctl(root, *command)
+    if INIT_SCRIPT in done.stderr:
+        counts["init script"] += 1
+        return
+    if done.returncode and links and SELF_ALIAS[1] in done.stderr:
+        counts["self-alias"] += 1
+        return
+    counts["refused" if done.returncode else command[0]] += 1
+    if (links is None) != (done.returncode != 0):
+        yield seed, command, links, done.stderr
+    elif links:
+        kept = {path: text for path, text in before.items() if path not in links.removed}
+        if {**kept, **links.made} != unit_sets.read_links(root):
+            yield seed, command, links, unit_sets.read_links(root), done.stderr
