@@ -28,6 +28,8 @@ class DriftAttribute(StrEnum):
     TARGET = "target"
     LABEL = "label"
     ENABLEMENT = "enablement"
+    EFFECT = "effect"
+    """A setting cannot have an effect on this machine."""
     KERNEL_ARGUMENTS = "kernel arguments"
     PACKAGES = "packages"
     IMAGE = "image"
@@ -149,7 +151,7 @@ class UnitLinkComparison:
 
     links: tuple[str, ...] = ()
     """The links that it would make or remove: the unit is not as the config says."""
-    note: str = ""
+    obstacle: str = ""
     """Why it has no effect."""
     error: unit_files.UnitFileError | None = None
     """Why systemctl refuses it."""
@@ -191,13 +193,14 @@ def _compare_enabled(
         return UnitLinkComparison(() if is_enabled else ("the links of a running systemd",))
     except unit_files.UnitFileError as error:
         if error.problem is unit_files.UnitProblem.NOT_FOUND:
-            return UnitLinkComparison(note=f"cannot enable {name}: this machine has no such unit")
+            return UnitLinkComparison(obstacle="no such unit on this machine")
         if error.problem is unit_files.UnitProblem.ALIAS:
-            return UnitLinkComparison(note=f"{error}; {error.remedy}")
+            return UnitLinkComparison(
+                obstacle=str(error).removeprefix(f"cannot enable {name}: it is ")
+            )
         return UnitLinkComparison(error=error)
     if not links.made:
-        note = f"enabling {name} has no effect: its [Install] sections name no other unit"
-        return UnitLinkComparison(note=note)
+        return UnitLinkComparison(obstacle="no unit in its [Install] sections")
     return UnitLinkComparison(reader.find_missing_links(links))
 
 
@@ -214,15 +217,34 @@ def find_unit_drift(
     for unit in wanted.units.values():
         expectation = _find_wanted_enablement(unit)
         state = states.get(unit.name, "not-found")
-        links = (compared or {}).get(unit.name, UnitLinkComparison()).links
+        result = (compared or {}).get(unit.name, UnitLinkComparison())
         if not expectation or unit.mask:
             continue
         if state in _list_wrong_states(unit):
             drifts.append(Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state))
-        elif links:
-            problem = f"{state} {'without' if unit.enabled else 'with'} {', '.join(links)}"
+        elif result.links:
+            problem = f"{state} {'without' if unit.enabled else 'with'} {', '.join(result.links)}"
             drifts.append(Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, problem))
+        elif result.obstacle:
+            expectation = "of enabled: true"
+            drifts.append(Drift(unit.name, DriftAttribute.EFFECT, expectation, result.obstacle))
     return tuple(drifts)
+
+
+def find_user_drift(users: Iterable[str], *, has_core_user: bool) -> tuple[Drift, ...]:
+    """Return the users whose keys and password cannot be set."""
+    return tuple(
+        Drift(
+            f"user {name}",
+            DriftAttribute.EFFECT,
+            "of its keys and password",
+            "no such user on this machine"
+            if name == node_paths.CORE_USER
+            else f"another user than {node_paths.CORE_USER}",
+        )
+        for name in users
+        if name != node_paths.CORE_USER or not has_core_user
+    )
 
 
 def find_argument_drift(wanted: Sequence[str], booted: Sequence[str]) -> tuple[Drift, ...]:

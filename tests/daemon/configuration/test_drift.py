@@ -415,3 +415,49 @@ def tree(top: Path) -> dict[str, bytes | str]:
         for path in top.rglob("*")
         if (path.is_symlink() or path.is_file()) and "var/lib/treenail" not in str(path)
     }
+
+
+def test_missing_links_and_settings_without_effect_are_drift(tmp_path):
+    vendor, wants = (
+        tmp_path / "usr/lib/systemd/system",
+        tmp_path / "etc/systemd/system/x.target.wants",
+    )
+    for directory in (vendor, wants):
+        directory.mkdir(parents=True)
+    (vendor / "a.service").write_text("[Install]\nWantedBy=x.target y.target\n")
+    (vendor / "static.service").write_text("[Service]\n")
+    (vendor / "off.service").write_text("[Install]\nAlso=also.service\n")
+    (vendor / "also.service").write_text("[Install]\nWantedBy=x.target\n")
+    for name in ("a.service", "also.service"):
+        (wants / name).symlink_to(f"/usr/lib/systemd/system/{name}")
+    names = {"a.service": True, "static.service": True, "off.service": False, "none.service": True}
+    units = [{"name": name, "enabled": enabled} for name, enabled in names.items()]
+    users = [{"name": "core", "sshAuthorizedKeys": ["ssh-ed25519 AAAA"]}]
+    config = {
+        "ignition": {"version": "3.4.0"},
+        "systemd": {"units": units},
+        "passwd": {"users": users},
+    }
+    document = {"metadata": {"name": "a"}, "spec": {"config": config}}
+    expected = ExpectedState.from_wanted(read_wanted_state(MachineConfig.from_json(document)))
+    machine = make_machine(Root(tmp_path))
+    found = DriftCheck(machine, machine.unit_files).check_everything(expected, BootedState())
+    reactions = {
+        str(drift): DriftPolicy().choose_reaction(drift).value
+        for drifts in found.values()
+        for drift in drifts
+    }
+    etc = "/etc/systemd/system"
+    assert reactions == {
+        "a.service: expected enablement enabled, found enabled without "
+        f"{etc}/y.target.wants/a.service": "block",
+        "off.service: expected enablement disabled, found indirect with "
+        f"{etc}/x.target.wants/also.service": "block",
+        "static.service: expected effect of enabled: true, found no unit in its [Install] "
+        "sections": "report",
+        "none.service: expected effect of enabled: true, found no such unit on this machine": (
+            "report"
+        ),
+        "user core: expected effect of its keys and password, found no such user on this "
+        "machine": "report",
+    }

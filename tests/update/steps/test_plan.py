@@ -260,7 +260,7 @@ def test_plan_notes_what_it_skips():
         WantedUnit("none.service", enabled=True), WantedUser("core", ("a",)), WantedUser("joe")
     )
     assert plan_steps(Ownership(), new, Inventory()).notes == (
-        "cannot enable none.service: this machine has no such unit",
+        "enabling none.service has no effect: no such unit on this machine",
         "skipped user joe: a config can set keys and password of core only",
         "skipped keys and password of core: this machine has no such user",
     )

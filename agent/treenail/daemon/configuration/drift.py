@@ -33,7 +33,7 @@ class ExpectedState:
 
     entries: Mapping[str, drift_comparison.ExpectedEntry] = field(default_factory=dict)
     units: wanted_state.WantedState = field(default_factory=wanted_state.WantedState)
-    """The config's units and the paths of its files."""
+    """The config's units, users and the paths of its files."""
     packages: frozenset[str] = frozenset()
     digest: str = ""
     """The digest of the image; empty when the config names none."""
@@ -58,6 +58,7 @@ class ExpectedState:
             units=wanted_state.WantedState(
                 files={path: wanted_state.WantedFile(path) for path in wanted.files},
                 units={name: _strip_contents(unit) for name, unit in wanted.units.items()},
+                users={name: wanted_state.WantedUser(name) for name in wanted.users},
                 os=wanted_state.WantedOS(kernel_arguments=wanted.os.kernel_arguments),
             ),
             packages=packages,
@@ -91,6 +92,10 @@ class DriftCheck:
             *self._check_paths(expected_state, expected_state.entries),
             *self._check_units(expected_state),
         ]
+        has_core_user = path_stat.Accounts(self._files).has_user(node_paths.CORE_USER)
+        drifts += drift_comparison.find_user_drift(
+            expected_state.units.users, has_core_user=has_core_user
+        )
         drifts += drift_comparison.find_argument_drift(
             expected_state.units.os.kernel_arguments, booted.kernel_arguments
         )

@@ -37,11 +37,12 @@ class DriftReaction(StrEnum):
 class DriftPolicy:
     """The administrator's reactions; the first glob that matches a path decides.
 
-    A unit matches by the path of its file. Four kinds of drift are only reported unless a glob
+    A unit matches by the path of its file. Five kinds of drift are only reported unless a glob
     matches them: another image, because the agent moves the node to its own; drop-ins that are not
     in the config, because distributions and other programs write them too; kernel arguments that a
-    later one overrides; and, where the default is to block, SELinux labels, because the Machine
-    Config Daemon does not check them and the SELinux policy may change with the OS.
+    later one overrides; settings that cannot have an effect, such as a unit that does not exist;
+    and, where the default is to block, SELinux labels, because the Machine Config Daemon does not
+    check them and the SELinux policy may change with the OS.
     """
 
     default: DriftReaction = DriftReaction.BLOCK
@@ -65,12 +66,13 @@ class DriftPolicy:
             )
             # The agent moves the node to its image: that must not be blocked.
             is_image = drift.attribute is drift_comparison.DriftAttribute.IMAGE
+            is_unsupported = drift.attribute is drift_comparison.DriftAttribute.EFFECT
             # Of some keys every value counts, and the MCD accepts a later one.
             is_overridden = (
                 drift.attribute is drift_comparison.DriftAttribute.KERNEL_ARGUMENTS
                 and drift.actual != drift_comparison.NO_ARGUMENT
             )
-            is_reported = is_extra or is_label or is_image or is_overridden
+            is_reported = is_extra or is_label or is_image or is_overridden or is_unsupported
             reaction = DriftReaction.REPORT if is_reported else self.default
         if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
             return DriftReaction.BLOCK

@@ -96,7 +96,11 @@ def plan_enablement(
     return EnablementPlan(
         before,
         tuple(simulation.steps),
-        tuple(unit.note for unit in compared.values() if unit.note),
+        tuple(
+            f"enabling {name} has no effect: {unit.obstacle}"
+            for name, unit in compared.items()
+            if unit.obstacle
+        ),
         tuple(_list_refusals(wanted, compared, simulation)),
     )
 
