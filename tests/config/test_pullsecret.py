@@ -136,6 +136,10 @@ BROKEN = {
         json.dumps({"password": CANARY}).encode(),
         'it has no object "auths" and is not a .dockercfg',
     ),
+    "credential helpers alone": (
+        json.dumps({"credHelpers": {CANARY: "ecr-login"}, "credsStore": CANARY}).encode(),
+        "credential helpers are not supported: credHelpers and credsStore",
+    ),
     "auths is no object": (
         json.dumps({"auths": [CANARY]}).encode(),
         'it has no object "auths" and is not a .dockercfg',
@@ -221,6 +225,12 @@ def test_secrets_of_both_types_become_the_same_dockerconfigjson() -> None:
             "is not base64",
         ),
         (login_secret("dockercfg", ".dockercfg", "{}"), "it has no login"),
+        (
+            login_secret(
+                "dockerconfigjson", ".dockerconfigjson", '{"auths": {}, "credHelpers": {"a": "b"}}'
+            ),
+            "it has no login; credential helpers are not supported: credHelpers",
+        ),
         (login_secret("dockercfg", ".dockercfg", CANARY), "not a JSON object"),
     ],
 )

@@ -104,6 +104,22 @@ def test_invalid_spec_raises_error_with_its_place(spec: dict[str, Any], sentence
     assert str(raised.value) == f"MachineConfig 50-mine: {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("mode", "remedy"),
+    [
+        (644, "the number is decimal: write 0644 in YAML, or 420"),
+        (755, "the number is decimal: write 0755 in YAML, or 493"),
+        (0o1777, "remove the setuid, setgid and sticky bits: a MachineConfig cannot set them"),
+        (0o4755, "remove the setuid, setgid and sticky bits: a MachineConfig cannot set them"),
+        (684, "remove the setuid, setgid and sticky bits: a MachineConfig cannot set them"),
+    ],
+)
+def test_remedy_of_a_mode_names_octal_digits(mode: int, remedy: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        validate_config(machine_config(with_file(path="/etc/a", mode=mode)))
+    assert raised.value.remedy == remedy
+
+
 def test_misspelt_fields_are_ignored_and_found() -> None:
     spec = {**with_file(path="/etc/a", modee=1), "kernelTyp": "realtime"}
     config = MachineConfig.from_json({"metadata": {"name": "50-mine"}, "spec": spec, "sepc": {}})

@@ -35,6 +35,8 @@ class PullSecret:
     """Credentials by registry: ``host`` or ``host:port``, optionally with a path."""
 
     credentials: Mapping[str, RegistryCredential] = field(default_factory=dict, repr=False)
+    ignored: str = field(default="", compare=False)
+    """The settings of credential helpers: no program on a node or in a build has any."""
 
 
 def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
@@ -52,7 +54,8 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
         raise _make_error(where, "it is not a JSON object")
     auths = _find_auths(document)
     if not isinstance(auths, dict):
-        raise _make_error(where, 'it has no object "auths" and is not a .dockercfg')
+        missing = 'it has no object "auths" and is not a .dockercfg'
+        raise _make_error(where, _name_ignored(document) or missing)
     credentials: dict[str, RegistryCredential] = {}
     exact: set[str] = set()
     for number, (name, entry) in enumerate(auths.items(), 1):
@@ -69,7 +72,12 @@ def parse_pull_secret(content: bytes, *, where: str) -> PullSecret:
             credentials[registry] = login
         if registry == name:
             exact.add(registry)
-    return PullSecret(credentials)
+    return PullSecret(credentials, _name_ignored(document))
+
+
+def _name_ignored(document: Json) -> str:
+    names = [name for name in ("credHelpers", "credsStore") if document.get(name)]
+    return f"credential helpers are not supported: {' and '.join(names)}" if names else ""
 
 
 def read_login_secret(document: object, *, where: str) -> PullSecret:
@@ -95,7 +103,8 @@ def read_login_secret(document: object, *, where: str) -> PullSecret:
         raise _make_secret_error(where, f"the value of {name} is not base64") from None
     pull_secret = parse_pull_secret(decoded, where=where)
     if not pull_secret.credentials:
-        raise _make_secret_error(where, "it has no login")
+        more = f"; {pull_secret.ignored}" if pull_secret.ignored else ""
+        raise _make_secret_error(where, f"it has no login{more}")
     return pull_secret
 
 

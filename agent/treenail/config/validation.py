@@ -16,6 +16,8 @@ _MACHINE_CONFIG = schema.make_shape("apiVersion kind metadata spec")
 _SPEC = schema.make_shape(
     "baseOSExtensionsContainerImage config extensions fips kernelArguments kernelType osImageURL"
 )
+# Permissions without the leading 0 that makes them octal in YAML 1.1.
+_OCTAL_DIGITS = re.compile(r"[0-7]{3}")
 _MAX_MODE = 0o777
 _CONTROL = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
@@ -125,6 +127,8 @@ def _validate_spec(config: machineconfig.MachineConfig) -> ValidConfig:
         if mode > _MAX_MODE:
             raise errors.ConfigError(
                 f"{file.path_of('mode')}: expected at most 511 (0777), found {mode} ({mode:#o})",
-                remedy="remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
+                remedy=f"the number is decimal: write 0{mode} in YAML, or {int(str(mode), 8)}"
+                if _OCTAL_DIGITS.fullmatch(str(mode))
+                else "remove the setuid, setgid and sticky bits: a MachineConfig cannot set them",
             )
     return ValidConfig(ignored, parsed.to_json())

@@ -204,6 +204,10 @@ class PullSecrets:
             content = self._files.read_file(source.path, limit=_LIMIT)
             if content is not None and content.strip():
                 pull_secret = pullsecret.parse_pull_secret(content, where=source.path)
+                if pull_secret.ignored:
+                    problems.append(
+                        f"{source.path}: {pull_secret.ignored}; put the logins into auths"
+                    )
                 self._save_last_good(source, pull_secret, problems)
                 return pull_secret
             if content is not None:
