@@ -322,7 +322,7 @@ def compare_command(
     if INIT_SCRIPT in done.stderr:
         counts["init script"] += 1
         return
-    if done.returncode and links and SELF_ALIAS[1] in done.stderr:
+    if links is not None and SELF_ALIAS[1] in done.stderr:
         counts["self-alias"] += 1
         return
     counts["refused" if done.returncode else command[0]] += 1

@@ -212,7 +212,7 @@ class UnitFileReader:
         for name in names:
             chain, error = self._follow_links(name)
             missing += [name] if error else []
-            also = [] if error else _expand_also(chain[-1])
+            also = [] if error else _list_also(chain)
             names += [other for other in also if other not in names]
         return missing
 
@@ -238,6 +238,7 @@ class UnitFileReader:
         """
         made: dict[str, str] = {}
         queue: list[_Unit] = []
+        named: dict[str, None] = {}
         for unit in units:
             chain, error = self._follow_links(unit)
             if error:
@@ -254,16 +255,23 @@ class UnitFileReader:
                     UnitProblem.ALIAS,
                     remedy=f"enable {chain[-1].name} instead",
                 )
+            named |= dict.fromkeys(_list_also(chain))
             queue.append(chain[-1])
         visited: set[str] = set(excluded) - {unit.name for unit in queue}
         while queue:
             unit_file = queue.pop(0)
-            if unit_file.name in visited:
-                continue
-            visited.add(unit_file.name)
-            self._add_links(unit_file, made, is_preset=is_preset)
-            for name in _expand_also(unit_file) if follows_also else ():
+            if unit_file.name not in visited:
+                visited.add(unit_file.name)
+                self._add_links(unit_file, made, is_preset=is_preset)
+            while follows_also and named and not queue:
+                name = next(iter(named))
+                del named[name]
+                # systemctl skips what it cannot enable, and an alias that it has just made.
+                if name in visited or f"{unit_install.UNIT_DIRECTORY}/{name}" in made:
+                    continue
                 chain, error = self._follow_links(name, can_follow_config=False)
+                visited |= {name} - {unit.name for unit in chain[-1:]}
+                named |= dict.fromkeys(also for also in _list_also(chain) if also not in visited)
                 if not error and not chain[-1].is_masked:
                     queue.append(chain[-1])
         return UnitLinks(made)
@@ -283,8 +291,8 @@ class UnitFileReader:
                 disabled.add(name)
             elif not chain[-1].is_masked:
                 disabled.add(chain[-1].name)
-                # A preset disables the unit alone.
-                queue += [] if is_preset else _expand_also(chain[-1])
+            # A preset disables the unit alone.
+            queue += [] if is_preset else _list_also(chain)
         removed: dict[str, None] = {}
         links = list(self._list_links(unit_install.UNIT_DIRECTORY))
         while True:
@@ -660,12 +668,13 @@ def _are_equivalent(link: str, first: str, second: str) -> bool:
     )
 
 
-def _expand_also(unit: _Unit) -> list[str]:
+def _list_also(chain: Iterable[_Unit]) -> list[str]:
     names: list[str] = []
-    for name in unit.install.also:
-        # Only a running systemd knows the other specifiers.
-        with suppress(unit_install.SpecifierError):
-            names.append(unit_install.expand_specifiers(name, unit.name))
+    for unit in chain:
+        for name in unit.install.also:
+            # Only a running systemd knows the other specifiers.
+            with suppress(unit_install.SpecifierError):
+                names.append(unit_install.expand_specifiers(name, unit.name))
     return names
 
 
