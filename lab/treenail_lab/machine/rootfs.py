@@ -65,7 +65,7 @@ def install_root(root: Path, image: Image, lab: Path | None = None) -> None:
     (root / "etc/os-release").symlink_to("../" + _OS_RELEASE)
     for name, text in _UNIT_FILES.items():
         (root / VENDOR / name).write_text(text, encoding="utf-8")
-    UnitFileTree(root).enable_units(list(_ENABLED_UNITS), runtime=False, force=False)
+    UnitFileTree(root).enable_units(list(_ENABLED_UNITS))
     sysroot.trees.record_base()
     sysroot.trees.switch_to(deployment, None)
 

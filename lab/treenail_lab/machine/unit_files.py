@@ -1,48 +1,18 @@
-"""Unit files below a root directory, as systemd finds, enables, masks and presets them."""
+"""Unit files below a root directory, as systemd finds, enables, masks and presets them.
+
+The rules for links are those of `treenail.units`, which are compared with systemctl.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
+from treenail.host.filesystem.atomic_files import HostFiles
+from treenail.host.filesystem.root_directory import Root
+from treenail.units.unit_files import UnitFileError, UnitFileReader, UnitLinks, UnitProblem
 from treenail_lab.machine.bus.objects import MethodCall, MethodCallback, MethodError, ReplyValues
-
-
-@dataclass(slots=True)
-class UnitInstallSection:
-    """The [Install] section of a unit."""
-
-    wanted_by: list[str] = field(default_factory=list)
-    required_by: list[str] = field(default_factory=list)
-    aliases: list[str] = field(default_factory=list)
-    also: list[str] = field(default_factory=list)
-    default_instance: str = ""
-
-    @property
-    def has_directives(self) -> bool:
-        return bool(self.wanted_by or self.required_by or self.aliases or self.also)
-
-
-def read_install_section(paths: Iterable[Path]) -> UnitInstallSection:
-    """The [Install] sections of a unit file and its drop-ins together."""
-    result = UnitInstallSection()
-    lists = {
-        "WantedBy": result.wanted_by,
-        "RequiredBy": result.required_by,
-        "Alias": result.aliases,
-        "Also": result.also,
-    }
-    for section, key, value in parse_assignments(paths):
-        if section != "Install":
-            continue
-        if key == "DefaultInstance":
-            result.default_instance = value
-        elif key in lists and not value:
-            lists[key].clear()
-        elif key in lists:
-            lists[key] += value.split()
-    return result
 
 
 def read_unit_settings(paths: Iterable[Path]) -> dict[str, str]:
@@ -71,13 +41,20 @@ NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
 UNIT_EXISTS = "org.freedesktop.systemd1.UnitExists"
 UNIT_MASKED = "org.freedesktop.systemd1.UnitMasked"
 UNIT_LINKED = "org.freedesktop.systemd1.UnitLinked"
+INVALID_ARGUMENTS = "org.freedesktop.DBus.Error.InvalidArgs"
 FILE_NOT_FOUND = "org.freedesktop.DBus.Error.FileNotFound"
 
 PERSISTENT = "etc/systemd/system"
 RUNTIME = "run/systemd/system"
 VENDOR = "usr/lib/systemd/system"
-DIRECTORIES = (PERSISTENT, RUNTIME, VENDOR)
-PRESETS = tuple(directory.removesuffix("system") + "system-preset" for directory in DIRECTORIES)
+DIRECTORIES = (PERSISTENT, RUNTIME, "usr/local/lib/systemd/system", VENDOR)
+
+_ERROR_NAMES = {
+    UnitProblem.NOT_FOUND: NO_SUCH_UNIT,
+    UnitProblem.MASKED: UNIT_MASKED,
+    UnitProblem.ALIAS: UNIT_LINKED,
+    UnitProblem.EXISTS: UNIT_EXISTS,
+}
 
 UnitFileChange = tuple[str, str, str]
 """A change as EnableUnitFiles reports it: symlink or unlink, the link and its target."""
@@ -96,6 +73,7 @@ class UnitFileTree:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._reader = UnitFileReader(HostFiles(Root(root)))
 
     def find_file(self, name: str) -> Path | None:
         """Return the file of the unit, of its template for an instance, or None."""
@@ -159,45 +137,20 @@ class UnitFileTree:
 
     def read_state(self, name: str) -> str:
         """Return the state of ``systemctl is-enabled``; raise `MethodError` without a file."""
-        path = self.find_file(name)
-        if path is None:
+        state = self._reader.read_states(name)[name]
+        if not state:
             raise MethodError(FILE_NOT_FOUND, "No such file or directory")
-        runtime = path.is_relative_to(self._root / RUNTIME)
-        if self.is_masked(name):
-            return "masked-runtime" if runtime else "masked"
-        for directory, state in ((PERSISTENT, "enabled"), (RUNTIME, "enabled-runtime")):
-            if self._find_links(directory, name):
-                return state
-        if path.is_symlink():
-            return "alias" if path.readlink().name != name else "linked"
-        installation = self._read_install_section(name)
-        if installation.wanted_by or installation.required_by or installation.aliases:
-            return "disabled"
-        return "indirect" if installation.also else "static"
+        return state
 
-    def enable_units(self, names: list[str], *, runtime: bool, force: bool) -> UnitFileChanges:
+    def enable_units(self, names: list[str], *, runtime: bool = False) -> UnitFileChanges:
         """Link the units into the targets that want them, and create their aliases."""
-        changes = UnitFileChanges()
-        for name in self._expand_also(names, must_exist=True):
-            self._check_links(name)
-            installation = self._read_install_section(name)
-            changes.has_install_info |= installation.has_directives
-            source = self._format_path(self.find_source(name) or self._root)
-            for link in _list_links(name, installation):
-                where = self._root / (RUNTIME if runtime else PERSISTENT) / link
-                self._create_link(where, source, changes, force=force)
-        return changes
+        with _translate_refusals():
+            links = self._reader.plan_enable(*names)
+        return self._change_links(names, links, runtime=runtime)
 
-    def disable_units(self, names: list[str], *, runtime: bool) -> UnitFileChanges:
+    def disable_units(self, names: list[str], *, runtime: bool = False) -> UnitFileChanges:
         """Remove every link that enabling created."""
-        changes = UnitFileChanges()
-        for name in self._expand_also(names, must_exist=False):
-            changes.has_install_info |= self._read_install_section(name).has_directives
-            for link in self._find_links(RUNTIME if runtime else PERSISTENT, name):
-                link.unlink()
-                changes.changes.append(("unlink", self._format_path(link), ""))
-                if link.parent.suffix in (".wants", ".requires") and not any(link.parent.iterdir()):
-                    link.parent.rmdir()
+        changes = self._change_links(names, self._reader.plan_disable(*names), runtime=runtime)
         absent = [name for name in names if self.find_file(name) is None]
         if absent and not changes.changes:
             raise MethodError(NO_SUCH_UNIT, f"Unit file {absent[0]} does not exist.")
@@ -221,71 +174,27 @@ class UnitFileTree:
                 changes.changes.append(("unlink", self._format_path(link), ""))
         return changes
 
-    def preset_units(self, names: list[str], *, runtime: bool, force: bool) -> UnitFileChanges:
+    def preset_units(self, names: list[str], *, runtime: bool = False) -> UnitFileChanges:
         """Enable or disable each unit by the first preset rule that matches it."""
-        changes = UnitFileChanges()
-        rules = self._read_preset_rules()
-        for name in names:
-            if self.find_file(name) is None:
-                raise MethodError(NO_SUCH_UNIT, f"Unit file {name} does not exist.")
-            verb = next((verb for verb, pattern in rules if fnmatchcase(name, pattern)), "enable")
-            if verb == "enable":
-                done = self.enable_units([name], runtime=runtime, force=force)
-            else:
-                done = self.disable_units([name], runtime=runtime)
-            changes.changes += done.changes
-            changes.has_install_info |= done.has_install_info
+        with _translate_refusals():
+            links = self._reader.plan_preset(*names)
+        return self._change_links(names, links, runtime=runtime)
+
+    def _change_links(
+        self, names: list[str], links: UnitLinks, *, runtime: bool
+    ) -> UnitFileChanges:
+        installs = filter(None, map(self._reader.read_install, names))
+        changes = UnitFileChanges(has_install_info=any(i.has_links or i.also for i in installs))
+        for path in links.removed:
+            link = self._root / path[1:]
+            link.unlink()
+            changes.changes.append(("unlink", path, ""))
+            if link.parent != self._root / PERSISTENT and not any(link.parent.iterdir()):
+                link.parent.rmdir()
+        for path, target in links.made.items():
+            where = self._root / (path.replace(PERSISTENT, RUNTIME, 1) if runtime else path)[1:]
+            self._create_link(where, target, changes, force=True)
         return changes
-
-    def _read_preset_rules(self) -> list[tuple[str, str]]:
-        files: dict[str, Path] = {}
-        for directory in reversed(PRESETS):
-            files |= {path.name: path for path in (self._root / directory).glob("*.preset")}
-        words = (
-            line.split()
-            for name in sorted(files)
-            for line in files[name].read_text(encoding="utf-8").splitlines()
-            if line.strip() and line.strip()[0] not in "#;"
-        )
-        return [(word[0], word[1]) for word in words if len(word) > 1]
-
-    def _expand_also(self, names: list[str], *, must_exist: bool) -> list[str]:
-        pending, done = list(names), list[str]()
-        while pending:
-            name = pending.pop(0)
-            if name in done:
-                continue
-            if must_exist and self.find_file(name) is None:
-                raise MethodError(NO_SUCH_UNIT, f"Unit file {name} does not exist.")
-            done.append(name)
-            pending += self._read_install_section(name).also
-        return done
-
-    def _read_install_section(self, name: str) -> UnitInstallSection:
-        path = self.find_source(name)
-        if path is None or self.is_masked(name):
-            return UnitInstallSection()
-        return read_install_section([path, *self.list_drop_ins(name)])
-
-    def _check_links(self, name: str) -> None:
-        path = self.find_file(name)
-        if self.is_masked(name):
-            raise MethodError(UNIT_MASKED, f"Unit file {self._format_path(path)} is masked.")
-        if path is not None and path.is_symlink() and path.readlink().name != path.name:
-            text = f"Refusing to operate on alias name or linked unit file: {name}"
-            raise MethodError(UNIT_LINKED, text)
-
-    def _find_links(self, directory: str, name: str) -> list[Path]:
-        base = self._root / directory
-        there = [*base.glob("*.wants/*"), *base.glob("*.requires/*"), *base.glob("*")]
-        return sorted(
-            path
-            for path in there
-            if path.is_symlink()
-            and name in (path.name, path.readlink().name)
-            and str(path.readlink()) != os.devnull
-            and (path.parent != base or path.name != name)
-        )
 
     def _create_link(
         self, where: Path, target: str, changes: UnitFileChanges, *, force: bool
@@ -321,15 +230,12 @@ def _find_template(name: str) -> str:
     return f"{stem}@.{suffix}" if at and rest != f".{suffix}" else ""
 
 
-def _list_links(name: str, installation: UnitInstallSection) -> list[str]:
-    linked = name
-    if _find_template(name) == "" and "@." in name and installation.default_instance:
-        linked = name.replace("@.", f"@{installation.default_instance}.")
-    return [
-        *installation.aliases,
-        *(f"{target}.wants/{linked}" for target in installation.wanted_by),
-        *(f"{target}.requires/{linked}" for target in installation.required_by),
-    ]
+@contextmanager
+def _translate_refusals() -> Iterator[None]:
+    try:
+        yield
+    except UnitFileError as error:
+        raise MethodError(_ERROR_NAMES.get(error.problem, INVALID_ARGUMENTS), str(error)) from error
 
 
 class UnitFileMethods:
@@ -359,20 +265,20 @@ class UnitFileMethods:
         return ([(f"/{p.relative_to(self._root)}", state) for p, state in listed if p],)
 
     def _handle_enable(self, call: MethodCall) -> ReplyValues:
-        names, runtime, force = call.arguments
-        return self._build_reply(self._files.enable_units(names, runtime=runtime, force=force))
+        names, runtime, _force = call.arguments
+        return self._build_reply(self._files.enable_units(names, runtime=runtime))
 
     def _handle_reenable(self, call: MethodCall) -> ReplyValues:
-        names, runtime, force = call.arguments
+        names, runtime, _force = call.arguments
         removed = self._files.disable_units(names, runtime=runtime)
-        changes = self._files.enable_units(names, runtime=runtime, force=force)
+        changes = self._files.enable_units(names, runtime=runtime)
         return self._build_reply(
             UnitFileChanges(removed.changes + changes.changes, changes.has_install_info)
         )
 
     def _handle_preset(self, call: MethodCall) -> ReplyValues:
-        names, runtime, force = call.arguments
-        return self._build_reply(self._files.preset_units(names, runtime=runtime, force=force))
+        names, runtime, _force = call.arguments
+        return self._build_reply(self._files.preset_units(names, runtime=runtime))
 
     def _handle_disable(self, call: MethodCall) -> ReplyValues:
         names, runtime = call.arguments

@@ -151,7 +151,7 @@ class Ignition:
         names = [line.split()[1] for line in lines if line.startswith(("enable ", "disable "))]
         units = UnitFileTree(self._root)
         present = [name for name in names if units.find_file(name) is not None]
-        units.preset_units(present, runtime=False, force=False)
+        units.preset_units(present)
 
 
 def find_cause(log: str) -> str:

@@ -12,6 +12,7 @@ from tests.fixtures.files import read_links, write_files
 from treenail_lab.machine.bus.objects import MethodError
 from treenail_lab.machine.unit_files import (
     FILE_NOT_FOUND,
+    INVALID_ARGUMENTS,
     NO_SUCH_UNIT,
     UNIT_EXISTS,
     UNIT_LINKED,
@@ -60,7 +61,7 @@ STORIES = {
 
 def run_command(files: UnitFileTree, verb: str, *names: str) -> object:
     operation = getattr(files, f"{verb}_units")
-    force = {} if verb in ("disable", "unmask") else {"force": False}
+    force = {"force": False} if verb == "mask" else {}
     return operation(list(names), runtime=False, **force)
 
 
@@ -158,19 +159,23 @@ def test_enable_of_alias_is_refused(root: Path) -> None:
     assert enable == UNIT_LINKED
 
 
-def test_enable_over_foreign_link_needs_force(root: Path) -> None:
+def test_enable_over_foreign_link_is_refused(root: Path) -> None:
     link = root / "etc/systemd/system/aa.service"
     link.symlink_to("/usr/lib/systemd/system/s.service")
-    files = UnitFileTree(root)
-    enable = refused(run_command, files, "enable", "a.service")
-    assert enable == UNIT_EXISTS
-    files.enable_units(["a.service"], runtime=False, force=True)
-    assert str(link.readlink()) == "/usr/lib/systemd/system/a.service"
+    assert refused(run_command, UnitFileTree(root), "enable", "a.service") == UNIT_EXISTS
+    assert str(link.readlink()) == "/usr/lib/systemd/system/s.service"
+
+
+def test_enable_of_template_without_instance_is_refused(root: Path) -> None:
+    template = root / "usr/lib/systemd/system/n@.service"
+    template.write_text("[Install]\nWantedBy=multi-user.target\n")
+    enable = refused(run_command, UnitFileTree(root), "enable", "n@.service")
+    assert enable == INVALID_ARGUMENTS
 
 
 def test_runtime_links_are_below_run(root: Path) -> None:
     files = UnitFileTree(root)
-    files.enable_units(["own.service"], runtime=True, force=False)
+    files.enable_units(["own.service"], runtime=True)
     assert files.read_state("own.service") == "enabled-runtime"
     files.mask_units(["s.service"], runtime=True, force=False)
     assert files.read_state("s.service") == "masked-runtime"
