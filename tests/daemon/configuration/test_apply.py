@@ -17,6 +17,7 @@ from treenail.api.ignition.model import Contents
 from treenail.config.wanted_state import WantedFile, WantedState, WantedUnit, WantedUser
 from treenail.daemon.configuration.node_configuration import (
     MachineInspector,
+    NodeConfiguration,
     RecoveryOutcome,
     apply_steps,
     recover_interrupted,
@@ -206,6 +207,27 @@ def test_user_created_after_start_is_found(top):
     (top / "etc/passwd").write_text(passwd + passwd.replace("core:", "app:"))
     machine.bring(wanted(WantedFile("/etc/app", Contents("data:,x"), user="app")))
     assert (top / "etc/app").read_text() == "x"
+
+
+def test_template_without_instance_is_refused_before_the_steps(top):
+    machine = Machine(top)
+    new = wanted(unit=WantedUnit("a@.service", WANTED_BY, enabled=True))
+    old = machine.survey.read_ownership()
+    planned = plan_steps(old, new, machine.survey.inspect_machine(old, new))
+    with pytest.raises(UnitError, match="is a template without DefaultInstance=") as refusal:
+        NodeConfiguration(machine.survey, machine.runner).check_steps(planned)
+    assert refusal.value.remedy == "enable an instance, such as a@NAME.service"
+
+
+def test_backup_of_a_unit_file_is_enabled_when_it_is_restored(top):
+    machine = Machine(top)
+    place = top / UNITS / "a.service"
+    place.write_text("[Install]\nWantedBy=own.target\n")
+    machine.bring(wanted(unit=UNIT))
+    machine.bring(wanted(unit=WantedUnit("a.service", enabled=True)))
+    assert [path for path in machine.tree() if path.endswith("wants/a.service")] == [
+        f"{UNITS}/own.target.wants/a.service"
+    ]
 
 
 def test_changed_unit_is_disabled_first_and_unchanged_one_is_not(top):
