@@ -226,6 +226,7 @@ def test_presets_keep_the_enablement_in_a_first_boot() -> None:
         "enable app.service",
         "enable base.service",
         "disable off.service",
+        "enable worker@one.service",
     ]
 
 

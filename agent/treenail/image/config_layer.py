@@ -342,8 +342,6 @@ def _list_presets(
         own = by_name.get(template)
         default = install.default_instance if install and own and own.enabled else ""
         yield " ".join(("enable", template, *dict.fromkeys(filter(None, (default, *names)))))
+    # The first line that matches a unit counts.
     for name, unit in sorted(by_name.items()):
-        if name not in instances and not (
-            unit.enabled and unit_install.find_template_name(name) in instances
-        ):
-            yield f"{'enable' if unit.enabled else 'disable'} {name}"
+        yield f"{'enable' if unit.enabled else 'disable'} {name}"

@@ -177,18 +177,18 @@ class UnitFileReader:
     """Computes states and links from unit files. Raises `UnitError` and `FileError`."""
 
     def __init__(self, files: FileSource) -> None:
-        self._files = files
+        self.files = files
 
     def change_files(self, changes: Mapping[str, FileChange]) -> "UnitFileReader":
         """Return the reader of the same files after the changes; both remember what they read."""
-        return UnitFileReader(ChangedFiles(self._files, changes))
+        return UnitFileReader(ChangedFiles(self.files, changes))
 
     def find_unit_file(self, unit: str, *, search_path: Iterable[str] = SEARCH_PATH) -> str:
         """Return the path of the unit file, or of the file of its template; empty without one."""
         directories = tuple(search_path)
         for name in filter(None, (unit, unit_install.find_template_name(unit))):
             for directory in directories:
-                if self._files.has_entry(f"{directory}/{name}"):
+                if self.files.has_entry(f"{directory}/{name}"):
                     return f"{directory}/{name}"
         return ""
 
@@ -204,7 +204,9 @@ class UnitFileReader:
 
     def find_missing_links(self, links: UnitLinks) -> tuple[str, ...]:
         """Return the links to make that do not exist."""
-        return tuple(path for path, text in links.made.items() if self.read_link(path) != text)
+        return tuple(
+            path for path, text in links.made.items() if self.files.read_link(path) != text
+        )
 
     def find_missing_also(self, unit: str) -> list[str]:
         """Return the units without a file that enabling the unit would enable, by ``Also=``."""
@@ -215,14 +217,6 @@ class UnitFileReader:
             also = [] if error else _list_also(chain)
             names += [other for other in also if other not in names]
         return missing
-
-    def read_link(self, path: str) -> str | None:
-        """Return the target of the link; None without one."""
-        return self._files.read_link(path)
-
-    def read_file(self, path: str) -> bytes | None:
-        """Return the content of the file; None without one."""
-        return self._files.read_file(path)
 
     def plan_enable(
         self,
@@ -331,7 +325,7 @@ class UnitFileReader:
         """Read the preset of the unit; of two preset files with one name the first counts."""
         paths: dict[str, str] = {}
         for directory in PRESET_PATH:
-            for name in self._files.list_directory(directory):
+            for name in self.files.list_directory(directory):
                 if name.endswith(".preset"):
                     paths.setdefault(name, f"{directory}/{name}")
         # Preset files are read in the order of their names, in whichever directory they are
@@ -463,10 +457,10 @@ class UnitFileReader:
     def _add_link(
         self, path: str, target: str, made: dict[str, str], *, is_replaced: bool = False
     ) -> None:
-        text = made.get(path) or self._files.read_link(path)
+        text = made.get(path) or self.files.read_link(path)
         if text is not None and _are_equivalent(path, text, target):
             made[path] = text
-        elif (text is None and not self._files.has_entry(path)) or (
+        elif (text is None and not self.files.has_entry(path)) or (
             text is not None and is_replaced
         ):
             made[path] = target
@@ -485,7 +479,7 @@ class UnitFileReader:
             return True
         target = _resolve_target(path, text)
         for _ in range(_MAX_LINKS):
-            link = None if target in disabled else self._files.read_link(target)
+            link = None if target in disabled else self.files.read_link(target)
             if link is None:
                 break
             target = _resolve_target(target, link)
@@ -546,11 +540,11 @@ class UnitFileReader:
         return unit
 
     def _load(self, unit: _Unit, path: str) -> None:
-        link = self._files.read_link(path)
+        link = self.files.read_link(path)
         unit.target, unit.is_linked = "", False
         if link is not None:
             unit.target = _resolve_target(path, link)
-            unit.is_masked = unit.target == _MASK or self._files.read_file(unit.target) == b""
+            unit.is_masked = unit.target == _MASK or self.files.read_file(unit.target) == b""
             unit.is_linked = not unit.target.startswith(tuple(f"{top}/" for top in SEARCH_PATH))
             if not unit.is_linked and not unit_install.is_valid_alias(
                 _name(path), _name(unit.target)
@@ -561,7 +555,7 @@ class UnitFileReader:
                     remedy=f"remove the link: rm {path}",
                 )
             return
-        content = self._files.read_file(path)
+        content = self.files.read_file(path)
         # An empty unit file masks as a link to /dev/null does (systemd.unit(5)).
         unit.is_masked = content == b""
         unit.text = (content or b"").decode("utf-8", "replace")
@@ -569,7 +563,7 @@ class UnitFileReader:
     def _load_target(self, unit: _Unit) -> None:
         """Load the file that a link of the same name, or out of the unit directories, leads to."""
         unit.path = unit.target
-        if not self._files.has_entry(unit.path):
+        if not self.files.has_entry(unit.path):
             raise _make_not_found(unit.name)
         self._load(unit, unit.path)
         if not unit.target and not unit.is_masked:
@@ -584,7 +578,7 @@ class UnitFileReader:
         versions = (
             int(match[1])
             for directory in _LIBRARY_DIRECTORIES
-            for name in self._files.list_directory(directory)
+            for name in self.files.list_directory(directory)
             if (match := _LIBRARY.match(name))
         )
         return max(versions, default=_UPHELD_BY_VERSION) >= _UPHELD_BY_VERSION
@@ -593,24 +587,24 @@ class UnitFileReader:
         paths: dict[str, str] = {}
         for name in (unit, unit_install.find_template_name(unit)):
             for directory in SEARCH_PATH if name else ():
-                for file in self._files.list_directory(f"{directory}/{name}.d"):
+                for file in self.files.list_directory(f"{directory}/{name}.d"):
                     if file.endswith(".conf"):
                         paths.setdefault(file, f"{directory}/{name}.d/{file}")
         return [paths[file] for file in sorted(paths)]
 
     def _read_text(self, path: str) -> str:
-        return (self._files.read_file(path) or b"").decode("utf-8", "replace")
+        return (self.files.read_file(path) or b"").decode("utf-8", "replace")
 
     def _list_links(self, top: str, *, is_recursive: bool = True) -> Iterator[tuple[str, str]]:
         """Yield the links in the directory and below, with their targets.
 
         Without ``is_recursive`` of the directories below only .wants and similar count.
         """
-        for name in self._files.list_directory(top):
+        for name in self.files.list_directory(top):
             path = f"{top}/{name}"
             if name.startswith("."):
                 continue  # systemd reads no hidden files
-            text = self._files.read_link(path)
+            text = self.files.read_link(path)
             if text is not None:
                 yield path, text
             elif is_recursive or (name.endswith(_SUFFIXES) and top in SEARCH_PATH):

@@ -125,7 +125,7 @@ def _list_changes(
                     contents.encode() if isinstance(contents, str) else contents.decode_bytes(),
                 )
             case step_types.MakeLink(path=path, target=target, is_hard=True):
-                yield path, inventory.units.read_file(target)
+                yield path, inventory.units.files.read_file(target)
             case step_types.MakeLink(path=path, target=target):
                 yield path, unit_files.SymbolicLink(target)
             case step_types.RemoveEntry(path=path):
@@ -210,7 +210,7 @@ def _list_refusals(
     removed = [
         path
         for path in (*links, *sorted(wanted.list_masks()))
-        if unit_files.is_unit_path(path) and simulation.reader.read_link(path) is None
+        if unit_files.is_unit_path(path) and simulation.reader.files.read_link(path) is None
     ]
     if removed:
         yield errors.UnitError(
