@@ -231,44 +231,53 @@ class UnitFileReader:
         ``follows_also`` none is.
         """
         made: dict[str, str] = {}
-        queue: list[_Unit] = []
-        named: dict[str, None] = {}
+        queue: dict[str, _Unit | None] = {}
         for unit in units:
-            chain, error = self._follow_links(unit)
-            if error:
-                raise error
-            if chain[-1].is_masked:
-                raise UnitFileError(
-                    f"cannot enable {unit}: it is masked",
-                    UnitProblem.MASKED,
-                    remedy=f"remove {chain[-1].path}, or set mask: false in the config",
-                )
-            if any(_is_config(alias.path) for alias in chain[:-1]):
-                raise UnitFileError(
-                    f"cannot enable {unit}: it is an alias of {chain[-1].name}",
-                    UnitProblem.ALIAS,
-                    remedy=f"enable {chain[-1].name} instead",
-                )
-            named |= dict.fromkeys(_list_also(chain))
-            queue.append(chain[-1])
-        visited: set[str] = set(excluded) - {unit.name for unit in queue}
+            chain = self._follow_enabled(unit)
+            queue[chain[-1].name] = chain[-1]
+            for name in _list_also(chain):
+                queue.setdefault(name)
+        visited = set(excluded) - {unit.name for unit in queue.values() if unit}
         while queue:
-            unit_file = queue.pop(0)
-            if unit_file.name not in visited:
-                visited.add(unit_file.name)
-                self._add_links(unit_file, made, is_preset=is_preset)
-            while follows_also and named and not queue:
-                name = next(iter(named))
-                del named[name]
+            name = next(iter(queue))
+            unit_file = queue.pop(name)
+            if name in visited:
+                continue
+            visited.add(name)
+            if unit_file is None:
                 # systemctl skips what it cannot enable, and an alias that it has just made.
-                if name in visited or f"{unit_install.UNIT_DIRECTORY}/{name}" in made:
+                if not follows_also or f"{unit_install.UNIT_DIRECTORY}/{name}" in made:
                     continue
                 chain, error = self._follow_links(name, can_follow_config=False)
-                visited |= {name} - {unit.name for unit in chain[-1:]}
-                named |= dict.fromkeys(also for also in _list_also(chain) if also not in visited)
-                if not error and not chain[-1].is_masked:
-                    queue.append(chain[-1])
+                for other in _list_also(chain):
+                    queue.setdefault(other)
+                if error or chain[-1].is_masked:
+                    continue
+                unit_file = chain[-1]
+                if unit_file.name != name:
+                    queue.setdefault(unit_file.name, unit_file)
+                    continue
+            self._add_links(unit_file, made, is_preset=is_preset)
         return UnitLinks(made)
+
+    def _follow_enabled(self, unit: str) -> list[_Unit]:
+        """Return the unit and those that its aliases lead to; raise why it cannot be enabled."""
+        chain, error = self._follow_links(unit)
+        if error:
+            raise error
+        if chain[-1].is_masked:
+            raise UnitFileError(
+                f"cannot enable {unit}: it is masked",
+                UnitProblem.MASKED,
+                remedy=f"remove {chain[-1].path}, or set mask: false in the config",
+            )
+        if any(_is_config(alias.path) for alias in chain[:-1]):
+            raise UnitFileError(
+                f"cannot enable {unit}: it is an alias of {chain[-1].name}",
+                UnitProblem.ALIAS,
+                remedy=f"enable {chain[-1].name} instead",
+            )
+        return chain
 
     def plan_disable(self, *units: str, is_preset: bool = False) -> UnitLinks:
         """Return the links that ``systemctl disable`` removes."""
