@@ -221,7 +221,8 @@ def test_annotations_of_nodes_and_pools_are_escaped(
         for more in ([], ["--json"]):
             arguments = ["status", "--kubeconfig", str(server.admin_kubeconfig), *more]
             assert controller_main(arguments) == 0
-            assert assert_escaped(capsys).count(TRACE) >= 4
+            # Annotations of nodes are escaped when they are read, and again in JSON.
+            assert assert_escaped(capsys).replace("\\\\", "\\").count(TRACE) >= 4
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ def hold_connections_beyond_refusals(observed: Observed) -> None:
         ),
         (
             hold_connections_beyond_refusals,
-            r"closed connection from 127\.0\.0\.1: too many requests: more than 8 connections",
+            r"closed connection from 127\.0\.0\.1: more than 8 connections from this address",
         ),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
