@@ -12,13 +12,9 @@ from tests.builder.base_image import (
     write_base_image,
 )
 from tests.builder.sandboxing import make_program, needs_buildah
-from treenail.builder.build_layout import (
-    ImageLayout,
-    collect_layers,
-    hide_layers,
-    restore_layers,
-)
+from treenail.builder.build_layout import ImageLayout
 from treenail.builder.buildah.program import BindMount, Buildah, TextFiles
+from treenail.builder.phases.build import save_image
 from treenail.errors import CommandError
 from treenail.registry.names import Manifest
 
@@ -45,13 +41,13 @@ def build_once(
     layout = ImageLayout(work / "layout")
     layout.create()
     write_base_image(layout, "base", sizes=(100_000, 100_000))
-    context = work / "context"
-    context.mkdir(exist_ok=True)
-    (context / "motd").write_text("welcome\n")
-    containerfile = work / "Containerfile"
-    containerfile.write_text(text)
     buildah = Buildah(make_program(work), work, driver)
     buildah.prepare_work()
+    context = buildah.given / "context"
+    context.mkdir(exist_ok=True)
+    (context / "motd").write_text("welcome\n")
+    containerfile = buildah.given / "Containerfile"
+    containerfile.write_text(text)
     buildah.tag_image(buildah.load_image(layout.path, "base"), "base")
     lines: list[str] = []
     code = buildah.build_image(
@@ -65,11 +61,8 @@ def build_once(
         add_line=lines.append,
     )
     assert code == 0, lines
-    layers = collect_layers(layout, ["base"])
-    with hide_layers(layout, layers):
-        buildah.save_image(buildah.built_image, layout.path, "built")
-        built = restore_layers(layout, "built", layers)
-    return layout, built, lines
+    save_image(buildah, layout, ["base"], {}, name="built")
+    return layout, layout.read_named("built"), lines
 
 
 def list_layers(image: Manifest | None) -> list[dict[str, object]]:
@@ -115,11 +108,10 @@ def test_instruction_leaves_no_mount_points_of_buildah(tmp_path: Path, driver: s
 
 
 def test_mounted_entitlement_is_seen_and_in_no_blob(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    (secret / "entitlement.pem").write_text("ENTITLEMENT-4711")
     work = tmp_path / "work"
-    work.mkdir()
+    secret = work / "given/secret"
+    secret.mkdir(parents=True)
+    (secret / "entitlement.pem").write_text("ENTITLEMENT-4711")
     text = f"FROM {BASE} AS configs\nRUN cat /etc/pki/entitlement/entitlement.pem\n"
     mount = BindMount(secret, "/etc/pki/entitlement")
     layout, built, lines = build_once(work, text, mounts=(mount,))

@@ -42,6 +42,33 @@ def test_subordinate_ids_are_those_of_name_or_number() -> None:
     assert find_subordinate_ids(text, 7, "bob") == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("own", "subordinate", "expected"),
+    [
+        ("0 0 4294967295", "", f"0 {0x7F000000} 65536"),
+        ("0 0 4294967295", "alice:1:65536\nroot:200000:65536", "0 200000 65536"),
+        ("0 0 4294967295", "root:200000:1000", f"0 {0x7F000000} 65536"),
+        # In a container with a user namespace.
+        ("0 100000 65536", "root:200000:65536", "0 1 65535"),
+        ("0 1000 1\n1 100000 65536", "", "0 1 65536"),
+        ("0 1000 1", "", None),
+    ],
+)
+def test_instructions_of_root_have_other_ids(
+    tmp_path: Path, own: str, subordinate: str, expected: str | None
+) -> None:
+    (tmp_path / "self").mkdir()
+    for name in ("subuid", "subgid", "self/uid_map", "self/gid_map"):
+        (tmp_path / name).write_text(own if "self" in name else subordinate)
+    if expected is None:
+        with pytest.raises(HostError, match="expected 65536 IDs in /proc/self/uid_map, found 1"):
+            choose_id_maps(0, "root", 0, proc=tmp_path, etc=tmp_path)
+        return
+    maps = choose_id_maps(0, "root", 0, proc=tmp_path, etc=tmp_path)
+    assert (maps.uid_map, maps.gid_map) == (expected, expected)
+    assert maps.root == (int(expected.split()[1]),) * 2
+
+
 def test_choice_for_user_without_subordinate_ids_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         choose_id_maps(4711, "unknown-user", 4711, proc=Path("/proc"), etc=tmp_path)
@@ -84,6 +111,40 @@ def test_sandboxed_program_reports_output_and_exit_code(tmp_path: Path) -> None:
     code = program.run_program(["sh", "-c", script], timeout_s=30, add_line=lines.append)
     assert (code, lines) == (3, ["out", "err", "0", "rest"])
     assert program.run_program(["sh", "-c", "kill -9 $$"], timeout_s=30, add_line=print) == 137
+
+
+@needs_namespaces
+@pytest.mark.process
+def test_sandboxed_program_that_forks_without_end_is_stopped(tmp_path: Path) -> None:
+    lines: list[str] = []
+    script = "i=0; while [ $i -lt 100 ]; do sleep 7654327 & i=$((i+1)); done; echo no"
+    command = ["prlimit", "--nproc=64", "sh", "-c", script]
+    make_program(tmp_path).run_program(command, timeout_s=30, add_line=lines.append)
+    assert lines
+    assert "no" not in lines
+    wait_until(lambda: not find_processes("7654327"))
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to have another group")
+@pytest.mark.process
+def test_sandboxed_program_has_no_group_of_its_user(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys; from pathlib import Path; from tests.builder.sandboxing import make_program\n"
+        "make_program(Path(sys.argv[1])).run_program(\n"
+        "    ['cat', '/proc/self/status'], timeout_s=30, add_line=print)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        extra_groups=[4, 47110],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert [line.split()[1:] for line in done.stdout.splitlines() if "Groups:" in line] == [[]]
 
 
 @needs_namespaces

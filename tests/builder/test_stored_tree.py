@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treenail.builder.buildah.stored_tree import StoredTree
-from treenail.errors import FileError
+from treenail.errors import ConfigError, FileError
 
 STATUS = "var/lib/dpkg/status"
 
@@ -107,3 +107,36 @@ def test_image_is_found_by_its_id_too(storage: Storage) -> None:
     storage.add("upper", STATUS, "new")
     assert StoredTree(storage.place, storage.driver, "i").read_file(STATUS) == b"new"
     assert StoredTree(storage.place, storage.driver, "other").read_file(STATUS) is None
+
+
+@pytest.mark.parametrize("attack", ["storage", "layer", "list", "pipe"])
+def test_storage_that_an_instruction_changed_shows_no_file_of_the_host(
+    storage: Storage, tmp_path: Path, attack: str
+) -> None:
+    outside = tmp_path / "outside"
+    place = outside / "diff" / STATUS
+    place.parent.mkdir(parents=True)
+    place.write_text("secret")
+    (outside / "var").symlink_to("diff/var")
+    lists = storage.place / f"{storage.driver}-layers/layers.json"
+    if attack == "storage":
+        layers = storage.place / ("vfs/dir" if storage.driver == "vfs" else "overlay")
+        layers.rename(tmp_path / "moved")
+        layers.symlink_to(tmp_path)
+        lists.write_text('[{"id": "upper"}]')
+        (tmp_path / "upper").symlink_to(outside)
+    elif attack == "layer":
+        name = "../../outside" if storage.driver == "vfs" else "../outside"
+        lists.write_text(json.dumps([{"id": name}]))
+        images = storage.place / f"{storage.driver}-images/images.json"
+        images.write_text(images.read_text().replace("upper", name))
+    else:
+        lists.rename(tmp_path / "list")
+        if attack == "list":
+            lists.symlink_to(tmp_path / "list")
+        else:
+            os.mkfifo(lists)
+    try:
+        assert storage.read(STATUS) is None
+    except (ConfigError, FileError):
+        assert attack != "layer"

@@ -3,6 +3,8 @@
 buildah compresses each layer again when it writes an image to a layout. For a base of 1 GB that
 takes longer than most builds, and a registry or a node that has the base would not know its layers.
 So the layers of fetched images are left out of the write, and named by their first digest.
+
+buildah writes into a layout of its own: instructions of a user may have changed its storage.
 """
 
 import json
@@ -87,24 +89,26 @@ class ImageLayout:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def write_placeholder(self, digest: str) -> bool:
-        """Create an empty file in place of a blob that buildah must not write again.
-
-        Returns False if the blob exists. `remove_blob` removes it.
-        """
-        if self.find_blob(digest) is not None:
-            return False
+    def write_placeholder(self, digest: str) -> None:
+        """Create an empty file in place of a blob that buildah must not write again."""
         try:
             # containers/image writes no blob whose file exists in the layout, whatever its size
             # (oci/layout/oci_dest.go, TryReusingBlob).
             self._get_path(digest).touch()
         except OSError as error:
             raise _make_file_error("write", self._get_path(digest), error) from error
-        return True
 
-    def remove_blob(self, digest: str) -> None:
-        with suppress(OSError):
-            self._get_path(digest).unlink(missing_ok=True)
+    def move_blob(self, digest: str, other: "ImageLayout") -> None:
+        """Move a blob from another layout on this file system, unless this one has it."""
+        source, target = other.get_blob_path(digest), self._get_path(digest)
+        if self.find_blob(digest) is not None:
+            return
+        if source.is_symlink() or not source.is_file():
+            raise errors.FileError(f"cannot move {source}: it is no file")
+        try:
+            source.rename(target)
+        except OSError as error:
+            raise _make_file_error("write", target, error) from error
 
     def set_name(self, name: str, digest: str, media_type: str, size: int) -> None:
         """Name a manifest; the name moves from another manifest."""
@@ -133,7 +137,8 @@ class ImageLayout:
 
     def _read_index(self) -> list[decode.Json]:
         try:
-            document = decode.load_json(self._index.read_bytes(), where=str(self._index))
+            with self._index.open("rb") as file:
+                document = decode.load_json(file.read(_LIMIT), where=str(self._index))
         except OSError as error:
             raise _make_file_error("read", self._index, error) from error
         entries = document.get("manifests") if isinstance(document, dict) else None
@@ -192,28 +197,41 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decod
     return by_diff_id
 
 
-@contextmanager
-def hide_layers(layout: ImageLayout, layers: Mapping[str, decode.Json]) -> Iterator[None]:
-    """Let buildah believe that the layout has these layers, uncompressed, while it writes."""
-    created = [diff_id for diff_id in layers if layout.write_placeholder(diff_id)]
-    try:
-        yield
-    finally:
-        for diff_id in created:
-            layout.remove_blob(diff_id)
+SYSTEM_LAYER = "io.treenail.system-layer"
+"""Label of a built image with labels: the diff ID of its last layer, which images on it hide."""
 
 
-def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, decode.Json]) -> Manifest:
-    """Replace the descriptors of hidden layers in the manifest ``name`` by the first ones."""
-    image = layout.read_named(name)
+def adopt_image(
+    layout: ImageLayout,
+    saved: ImageLayout,
+    name: str,
+    layers: Mapping[str, decode.Json],
+    labels: Mapping[str, str],
+) -> Manifest:
+    """Move an image from the layout that buildah wrote, and give it the labels.
+
+    Its manifest gets the first descriptors of layers that the layout has.
+    """
+    image = saved.read_named(name)
     if image is None:
-        raise KeyError(name)
+        raise errors.FileError(f"cannot read {saved.path}: buildah wrote no image {name}")
     document = dict(read_manifest(image).values)
     manifest = decode.Fields(document, name)
+    descriptors = [layer.values for layer in manifest.iter_objects("layers")]
+    for descriptor in descriptors:
+        if str(descriptor.get("digest")) not in layers:
+            layout.move_blob(str(descriptor.get("digest")), saved)
     document["layers"] = [
-        layers.get(str(layer.values.get("digest")), layer.values)
-        for layer in manifest.iter_objects("layers")
+        layers.get(str(descriptor.get("digest")), descriptor) for descriptor in descriptors
     ]
+    content = saved.read_blob(manifest.get_object("config").get_text("digest"))
+    if labels:
+        content = _add_labels(content, labels)
+    document["config"] = {
+        **manifest.get_object("config").values,
+        "digest": layout.write_blob(content),
+        "size": len(content),
+    }
     # buildah names its local copy of the base.
     annotations = {
         name: value
@@ -227,6 +245,16 @@ def restore_layers(layout: ImageLayout, name: str, layers: Mapping[str, decode.J
     digest = layout.write_blob(content)
     layout.set_name(name, digest, oci_content.OCI_MANIFEST, len(content))
     return Manifest(oci_content.OCI_MANIFEST, digest, content)
+
+
+def _add_labels(content: bytes, labels: Mapping[str, str]) -> bytes:
+    """Return the config of an image with these labels, and with that of its last layer."""
+    config = decode.Fields.from_json(decode.load_json(content, where="config"), "config")
+    runtime = config.get_object("config")
+    last = "".join(config.get_object("rootfs").get_text_list("diff_ids")[-1:])
+    merged = {**runtime.get_object("Labels").values, **labels, SYSTEM_LAYER: last}
+    document = {**config.values, "config": {**runtime.values, "Labels": merged}}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def read_manifest(image: Manifest) -> decode.Fields:

@@ -1,15 +1,19 @@
 """Inputs of a build: ``build.json``, the directories, and the facts of the Containerfile.
 
 The controller writes ``Containerfile``, ``build.json`` and ``context/`` into the directory of
-inputs, which no container of the Job can write. The containers share one work directory::
+inputs, which no container of the Job can write. A user who may write ConfigMaps can change the
+files at any time, so each phase uses a copy in its memory that has the digest of the Job. The
+containers share one work directory::
 
     WORK/fetched.json   images that `fetch` wrote, for `build` and `push`
     WORK/layout         an OCI layout: the images of `fetch`, and the one of `build`
-    WORK/storage, run   buildah's storage; `push` needs neither
+    WORK/buildah        buildah's storage, which a RUN may change; `push` reads nothing of it
 """
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +33,8 @@ GO = b"go\n"
 
 STORAGE_DRIVERS = ("overlay", "vfs")
 """Of buildah; the first is the default."""
-_LIMIT = memory.MIB  # bytes of one input file
+_FILE_LIMIT, _FILES_LIMIT = memory.MIB, 8 * memory.MIB  # bytes of one input file, and of all
+_COUNT_LIMIT = 10_000  # files
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class BuildSpec(codec.JsonObject, where="build.json"):
     """``HOST:PORT`` to push to in place of the registry of ``push_spec``; empty for that one."""
     mirrors: Annotated[image_mirrors.MirrorsField, codec.Key(omit=True)] = image_mirrors.NO_MIRRORS
     """Where images of the Containerfile are pulled from."""
+    labels: Annotated[Mapping[str, str], codec.Key(omit=True)] = field(default_factory=dict)
+    """Labels that the built image gets in place of those of the Containerfile."""
 
     def convert_line(self, line: int) -> int:
         """Convert a line of the composed Containerfile to the user's; 0 before the user's text."""
@@ -78,31 +85,81 @@ class FetchOutput(codec.JsonObject, where="fetched.json"):
     images: tuple[FetchedImage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BuildDirectories:
-    """The directory of inputs and the work directory of one build."""
+def compute_inputs_digest(digests: Mapping[str, str]) -> str:
+    """Return one digest over those of all input files by path."""
+    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
 
-    inputs: Path
-    work: Path
+
+@dataclass(frozen=True, slots=True)
+class InputFiles:
+    """The inputs of a build in memory."""
+
+    files: Mapping[str, bytes] = field(repr=False)
+    """By path below the directory of inputs."""
 
     @property
-    def layout(self) -> Path:
-        return self.work / "layout"
+    def spec(self) -> BuildSpec:
+        return BuildSpec.from_json(decode.load_json(self._get("build.json"), where="build.json"))
 
-    def read_containerfile(self) -> str:
+    @property
+    def containerfile(self) -> str:
         try:
-            return self._read_file(self.inputs / "Containerfile").decode()
+            return self._get("Containerfile").decode()
         except UnicodeDecodeError as error:
             raise errors.ConfigError(
                 f"cannot read the Containerfile: expected UTF-8, found another encoding at byte "
                 f"{error.start}"
             ) from error
 
-    def read_spec(self) -> BuildSpec:
-        return BuildSpec.from_json(self._load_json(self.inputs / "build.json"))
+    @property
+    def context(self) -> dict[str, bytes]:
+        """Files for COPY by name."""
+        begin = "context/"
+        return {
+            path.removeprefix(begin): content
+            for path, content in self.files.items()
+            if path.startswith(begin)
+        }
+
+    def _get(self, name: str) -> bytes:
+        if name not in self.files:
+            raise errors.FileError(f"cannot read the input {name}: it does not exist")
+        return self.files[name]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDirectories:
+    """The directory of inputs and the work directory of one build."""
+
+    inputs: Path
+    work: Path
+    digest: str = ""
+    """Expected digest of the inputs; empty where only this user can write them."""
+
+    @property
+    def layout(self) -> Path:
+        return self.work / "layout"
+
+    def read_inputs(self) -> InputFiles:
+        """Copy the inputs into memory; raise `HostError` unless the copy has the digest."""
+        context = self.inputs / "context"
+        files = read_files(self.inputs)
+        if context.is_dir():
+            files |= {f"context/{name}": text for name, text in read_files(context).items()}
+        if self.digest:
+            hashes = {path: hashlib.sha256(text).hexdigest() for path, text in files.items()}
+            actual = compute_inputs_digest(hashes)
+            if actual != self.digest:
+                raise errors.HostError(
+                    f"cannot build: expected inputs with the digest {self.digest:.80}, found "
+                    f"{actual}: a ConfigMap with inputs was changed after the Job was created",
+                    remedy="leave it as it is: the controller starts another Job",
+                )
+        return InputFiles(files)
 
     def read_fetched(self) -> FetchOutput:
-        return FetchOutput.from_json(self._load_json(self.work / "fetched.json"))
+        content = read_file(self.work / "fetched.json")
+        return FetchOutput.from_json(decode.load_json(content, where="fetched.json"))
 
     def write_fetched(self, fetched: FetchOutput) -> None:
         path = self.work / "fetched.json"
@@ -111,18 +168,42 @@ class BuildDirectories:
         except OSError as error:
             raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
 
-    def _load_json(self, path: Path) -> object:
-        return decode.load_json(self._read_file(path), where=path.name)
 
-    def _read_file(self, path: Path) -> bytes:
-        try:
-            with path.open("rb") as file:
-                content = file.read(_LIMIT + 1)
-        except OSError as error:
-            raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
-        if len(content) > _LIMIT:
-            raise errors.FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
-        return content
+def read_file(path: Path) -> bytes:
+    """Read an input file of at most 1 MiB; raise `FileError`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_FILE_LIMIT + 1)
+    except OSError as error:
+        raise errors.FileError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > _FILE_LIMIT:
+        raise errors.FileError(f"cannot read {path}: it is longer than {_FILE_LIMIT} bytes")
+    return content
+
+
+def read_files(directory: Path) -> dict[str, bytes]:
+    """Read the files of a directory, without subdirectories, by name; raise `FileError`.
+
+    The kubelet shows a volume as links to a hidden directory with a time in its name: `COPY .`
+    would put both into the image, and no two builds would be equal.
+    """
+    files: dict[str, bytes] = {}
+    size = 0
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise errors.FileError(f"cannot read {directory}: {error.strerror}") from error
+    for path in paths:
+        if path.name.startswith("..") or not path.is_file():
+            continue
+        files[path.name] = read_file(path)
+        size += len(files[path.name])
+        if size > _FILES_LIMIT or len(files) > _COUNT_LIMIT:
+            raise errors.FileError(
+                f"cannot read {directory}: it has more than {_COUNT_LIMIT} files or "
+                f"{_FILES_LIMIT} bytes"
+            )
+    return files
 
 
 def find_step_lines(text: str) -> dict[tuple[int, int], int]:

@@ -15,13 +15,19 @@ from pathlib import Path
 
 from treenail import clocks, errors
 from treenail.builder import build_layout, build_spec
-from treenail.builder.buildah.program import IdMaps, SandboxedProgram, make_environment
+from treenail.builder.buildah.program import (
+    BindMount,
+    IdMaps,
+    SandboxedProgram,
+    make_environment,
+)
 from treenail.image import build_result
 
 _PREFIX, _NAMED_PREFIX = "build-", "named-"
 _KEPT = frozenset({"layout", "fetched.json"})
 """Entries of a work directory that another attempt uses again."""
 _REMOVE_TIMEOUT_S = 300.0
+_SANDBOX_TIMEOUT_S = 30.0
 _LINE_LIMIT = 4096
 
 
@@ -55,8 +61,7 @@ class BuildFiles:
 class LocalBuilder:
     """Runs builds on this host.
 
-    The user's text runs in namespaces, but with this user's access to files, as with
-    ``buildah bud --isolation chroot``.
+    The user's text runs in namespaces and in a root directory of its own, with subordinate IDs.
     """
 
     def __init__(
@@ -84,7 +89,8 @@ class LocalBuilder:
     ) -> Iterator["LocalBuild"]:
         """Prepare the directories of a build, and remove them afterwards.
 
-        Removes the directories of builds that were killed, too. Raises `FileError`.
+        Removes the directories of builds that were killed, too. Raises `FileError`, and
+        `CommandError` where instructions cannot have a root directory of their own.
         """
         self.remove_abandoned_builds()
         root = self._settings.directory
@@ -180,6 +186,11 @@ class LocalBuilder:
         files: BuildFiles,
         timeout_s: float | None,
     ) -> "LocalBuild":
+        # Before anything is pulled.
+        environ = make_environment(self._environ, path)
+        SandboxedProgram(self._clock, self._id_maps, environ).run_program(
+            ["true"], timeout_s=_SANDBOX_TIMEOUT_S, add_line=self._show_line
+        )
         settings = self._settings
         if timeout_s is not None:
             settings = replace(settings, timeout_s=timeout_s)
@@ -217,9 +228,13 @@ class LocalBuilder:
         # Files that a RUN wrote belong to subordinate IDs: a user other than root can remove them
         # only in a user namespace with the same map (user_namespaces(7)).
         environ = make_environment(self._environ, path)
-        program = SandboxedProgram(self._clock, self._id_maps, environ)
+        parent = path.parent
+        program = SandboxedProgram(self._clock, self._id_maps, environ, directory=parent)
         program.run_program(
-            ["rm", "-rf", str(path)], timeout_s=_REMOVE_TIMEOUT_S, add_line=self._show_line
+            ["rm", "-rf", str(path)],
+            timeout_s=_REMOVE_TIMEOUT_S,
+            add_line=self._show_line,
+            mounts=[BindMount(parent, str(parent), is_writable=True)],
         )
 
 

@@ -10,10 +10,10 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import TypeVar
 
-from treenail import clocks, memory, oci_content
+from treenail import clocks, oci_content
 from treenail.api import pullspec
+from treenail.builder.build_spec import read_file
 from treenail.config import image_mirrors, pullsecret
-from treenail.errors import FileError
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError, is_temporary
@@ -22,7 +22,6 @@ from treenail.registry.proxies import ProxySettings, read_proxy_settings
 
 log = logging.getLogger(__name__)
 
-_LIMIT = memory.MIB  # bytes of a Secret's key or of a CA bundle
 T = TypeVar("T")
 
 
@@ -37,16 +36,17 @@ class RegistrySettings:
 
     @classmethod
     def read(
-        cls, secret: Path | None, ca: Path | None, environ: Mapping[str, str]
+        cls, secret: Path | None, ca: Path | bytes | None, environ: Mapping[str, str]
     ) -> "RegistrySettings":
         """Read the files; raise `FileError`, or `CredentialError` without content of the Secret.
 
-        A Secret that does not exist means anonymous access.
+        A Secret that does not exist means anonymous access. ``ca`` may be the content of the file.
         """
         logins = pullsecret.PullSecret()
         if secret is not None and (path := _find_secret(secret)) is not None:
-            logins = pullsecret.parse_pull_secret(_read_file(path), where=str(path))
-        ca_pem = _read_file(ca).decode("ascii", "replace") if ca is not None else ""
+            logins = pullsecret.parse_pull_secret(read_file(path), where=str(path))
+        content = read_file(ca) if isinstance(ca, Path) else ca or b""
+        ca_pem = content.decode("ascii", "replace")
         return cls(logins, transport.TlsSettings(ca_pem=ca_pem), read_proxy_settings(environ))
 
     def make_client(self, host: str, repository: str, clock: clocks.Clock) -> RegistryClient:
@@ -141,17 +141,6 @@ def _find_secret(path: Path) -> Path | None:
         if candidate.is_file():
             return candidate
     return None
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LIMIT + 1)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    if len(content) > _LIMIT:
-        raise FileError(f"cannot read {path}: it is longer than {_LIMIT} bytes")
-    return content
 
 
 _CONNECTIONS = 3

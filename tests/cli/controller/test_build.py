@@ -2,6 +2,9 @@
 
 import base64
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -339,6 +342,20 @@ def test_local_build_reuses_the_system_part_of_the_registry(
     assert [each["digest"] for each in json.loads(found.content)["layers"]] == [
         each["digest"] for each in json.loads(built.content)["layers"]
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.process
+def test_local_build_without_ids_for_instructions_is_refused(given: BuildInput) -> None:
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", sys.executable, "-c",
+         "from treenail.cli.entry import run_controller; run_controller()",
+         "build", "--local", f"--filename={given.directory}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cannot build as root: expected 65536 IDs in /proc/self/uid_map, found 1" in done.stderr
+    assert "podman run --uidmap 0:100000:65536" in done.stderr
 
 
 @needs_buildah

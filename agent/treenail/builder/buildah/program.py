@@ -1,6 +1,12 @@
 """buildah: its storage, the commands of a build, and their output.
 
-It runs in namespaces of its own; the ID maps of its user namespace come from this process's IDs.
+It runs in namespaces and in a root directory of its own, because a RUN can leave the directory that
+buildah's chroot isolation gives it. Its root has subordinate IDs::
+
+    WORK/buildah   storage, run and temporary files of buildah: what a RUN may reach and change
+    WORK/given     the text, private copies of its files, and the configuration: read-only
+    WORK/layout    only while an image is loaded, read-only
+    WORK/saved     only while an image is saved
 """
 
 import getpass
@@ -22,6 +28,9 @@ from treenail.builder import failures
 from treenail.builder.buildah import sandbox, stored_tree
 
 _WANTED_IDS = 65536  # UIDs of 16 bits are what images use
+_OWN_FIRST_ID = 0x7F000000
+"""First of the IDs of builds as root, unless /etc/subuid has a range for root: in a range that no
+system or container manager uses (systemd, docs/UIDS-GIDS.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,11 @@ class IdMaps:
     uid_map: str
     gid_map: str
     way: str
+
+    @property
+    def root(self) -> tuple[int, int]:
+        """UID and GID outside of the root inside."""
+        return int(self.uid_map.split()[1]), int(self.gid_map.split()[1])
 
 
 def choose_own_id_maps() -> IdMaps:
@@ -44,16 +58,18 @@ def choose_own_id_maps() -> IdMaps:
 def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, etc: Path) -> IdMaps:
     """Choose the ID maps for a build by this user.
 
-    Root keeps its IDs: in a container, a process with the default capabilities may map them.
-    Another user needs subordinate IDs and the programs newuidmap and newgidmap. Raises
-    `HostError` with the remedy.
+    Root uses the range of root in /etc/subuid, or one that nothing else uses. In a container with
+    few IDs it uses all but the first. Another user needs subordinate IDs and the programs newuidmap
+    and newgidmap. Raises `HostError` with the remedy.
     """
     if user_id == 0:
         # A process with CAP_SETUID may map any IDs of its own namespace, and only those
         # (user_namespaces(7)): a nested namespace has no more than the outer one.
-        uids = count_own_ids((proc / "self/uid_map").read_text())
-        gids = count_own_ids((proc / "self/gid_map").read_text())
-        return IdMaps(f"0 0 {uids}", f"0 0 {gids}", sandbox.DIRECT)
+        uid_map, gid_map = (
+            _choose_root_map(_read_text(etc / sub), (proc / f"self/{own}").read_text(), own)
+            for sub, own in (("subuid", "uid_map"), ("subgid", "gid_map"))
+        )
+        return IdMaps(uid_map, gid_map, sandbox.DIRECT)
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
         raise errors.HostError(
             "cannot build as a user other than root: newuidmap is not installed",
@@ -73,6 +89,23 @@ def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, e
         # podman.
         maps.append(f"0 {own} 1,1 {first} {count}")
     return IdMaps(maps[0], maps[1], sandbox.NEWUIDMAP)
+
+
+def _choose_root_map(subordinate: str, own: str, name: str) -> str:
+    first, count = find_subordinate_ids(subordinate, 0, "root")
+    if count < _WANTED_IDS:
+        first = _OWN_FIRST_ID
+    count = count_own_ids(own)
+    if first + _WANTED_IDS <= count:
+        return f"0 {first} {_WANTED_IDS}"
+    # No image needs the ID that is missing, 65535.
+    if count < _WANTED_IDS:
+        raise errors.HostError(
+            f"cannot build as root: expected {_WANTED_IDS} IDs in /proc/self/{name}, found {count}",
+            remedy="build on the host, or give the container more IDs, such as with: "
+            "podman run --uidmap 0:100000:65536 --gidmap 0:100000:65536",
+        )
+    return f"0 1 {min(count - 1, _WANTED_IDS)}"
 
 
 def count_own_ids(text: str) -> int:
@@ -156,6 +189,7 @@ class BuildOutput:
             self.is_committing = True
 
 
+GIVEN, AREA, _LAYOUT = "given", "buildah", "layout"
 _CHUNK = 64 * 1024
 _LINE_LIMIT = 16 * 1024  # bytes; a longer line is split
 _SANDBOX = Path(sandbox.__file__)
@@ -165,8 +199,20 @@ _PASSED_VARIABLES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class BindMount:
+    """A directory that a program sees at ``target``."""
+
+    source: Path
+    target: str
+    is_writable: bool = False
+
+
 class SandboxedProgram:
-    """Runs a program in user, PID, mount and IPC namespaces; nothing of it survives the run."""
+    """Runs a program in user, PID, mount and IPC namespaces; nothing of it survives the run.
+
+    It sees the system's programs and the directories of its run, and no other file of the host.
+    """
 
     def __init__(
         self,
@@ -178,19 +224,26 @@ class SandboxedProgram:
     ) -> None:
         """``environ`` is the whole environment of the program: see `make_environment`.
 
-        ``directory`` becomes its working directory.
+        ``directory`` contains what its runs may see.
         """
+        self.root = id_maps.root
         self._directory = directory
         self._clock = clock
         self._id_maps = id_maps
         self._environ = dict(environ)
 
     def run_program(
-        self, argv: Sequence[str], *, timeout_s: float, add_line: Callable[[str], None]
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        add_line: Callable[[str], None],
+        mounts: Sequence[BindMount] = (),
     ) -> int:
         """Run the program; return its exit code, or 128 and the number of a signal.
 
-        ``add_line`` receives each line of both outputs. Raises `CommandTimeoutError` after
+        ``add_line`` receives each line of both outputs. ``mounts`` have paths below the directory,
+        and the program begins in the first one. Raises `CommandTimeoutError` after
         ``timeout_s`` seconds, and `CommandError` where the namespaces cannot be created. The
         program and all its child processes have ended when this returns or raises.
         """
@@ -198,8 +251,17 @@ class SandboxedProgram:
         maps = self._id_maps
         # Without site-packages and the environment: starts in 20 ms.
         interpreter = [sys.executable, "-I", "-S", str(_SANDBOX)]
+        shown = [
+            word
+            for mount in mounts
+            for word in (
+                "rw" if mount.is_writable else "ro",
+                os.path.relpath(mount.source, self._directory),
+                mount.target,
+            )
+        ]
         program = subprocess.Popen(
-            [*interpreter, maps.uid_map, maps.gid_map, maps.way, *argv],
+            [*interpreter, maps.uid_map, maps.gid_map, maps.way, *shown, "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             # One pipe keeps the order: buildah prints steps on standard output and errors on the
@@ -271,20 +333,21 @@ class SandboxedProgram:
 
 def make_environment(environ: Mapping[str, str], work: Path) -> dict[str, str]:
     """Make the environment of buildah: proxies and directories, and no variable besides."""
+    home, area = work / GIVEN / "home", work / AREA
     passed = {name: environ[name] for name in _PASSED_VARIABLES if name in environ}
     return {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         **passed,
-        "HOME": str(work / "home"),
+        "HOME": str(home),
         # Layers may need much space below TMPDIR; the default is /var/tmp (buildah-build(1)).
-        "TMPDIR": str(work / "tmp"),
+        "TMPDIR": str(area / "tmp"),
         # Without root the default of run files is below /run/user/UID (buildah(1)), which a
         # container does not have.
-        "XDG_RUNTIME_DIR": str(work / "run"),
+        "XDG_RUNTIME_DIR": str(area / "run"),
         # containers.conf(5) of the user is searched here, and there is none.
-        "XDG_CONFIG_HOME": str(work / "home"),
+        "XDG_CONFIG_HOME": str(home),
         # Replaces /etc/containers/storage.conf and the file in the home directory.
-        "CONTAINERS_STORAGE_CONF": str(work / "home/storage.conf"),
+        "CONTAINERS_STORAGE_CONF": str(home / "storage.conf"),
         # No login, wherever buildah would look for one (containers-auth.json(5)).
         "REGISTRY_AUTH_FILE": os.devnull,
         # `classify` matches English texts.
@@ -306,14 +369,6 @@ _REGISTRIES = 'unqualified-search-registries = []\nshort-name-mode = "enforcing"
 
 
 @dataclass(frozen=True, slots=True)
-class BindMount:
-    """A directory of the builder that instructions see read-only at ``target``."""
-
-    source: Path
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
 class TextFiles:
     """Files of one run of ``buildah bud``."""
 
@@ -322,34 +377,37 @@ class TextFiles:
 
 
 class Buildah:
-    """Runs buildah with storage in the work directory, which is its working directory."""
+    """Runs buildah with storage in the work directory, which only this user may search."""
 
     def __init__(self, program: SandboxedProgram, work: Path, driver: str) -> None:
         self._program = program
         self._work = work
         self.driver = driver
+        self.given = work / GIVEN
+        self.storage = work / AREA / "storage"
 
     def prepare_work(self) -> None:
         """Create the directories and the configuration; nothing of /etc/containers counts."""
+        area, home = self._work / AREA, self.given / "home"
         try:
-            for name in ("home/containers", "tmp", "run", "storage"):
-                (self._work / name).mkdir(parents=True, exist_ok=True)
-            (self._work / "home/storage.conf").write_text(
+            for path in (home, self.given / _LAYOUT):
+                path.mkdir(parents=True, exist_ok=True)
+            for path in (area, self.storage, area / "run", area / "tmp"):
+                path.mkdir(parents=True, exist_ok=True)
+                self._give(path)
+            (home / "storage.conf").write_text(
                 f'[storage]\ndriver = "{self.driver}"\n'
-                f'graphroot = "{self._work}/storage"\nrunroot = "{self._work}/run"\n'
+                f'graphroot = "{self.storage}"\nrunroot = "{area}/run"\n'
             )
             # The images come from the layout only, where `fetch` verified each digest.
-            (self._work / "home/policy.json").write_text(_POLICY)
-            (self._work / "home/registries.conf").write_text(_REGISTRIES)
+            (home / "policy.json").write_text(_POLICY)
+            (home / "registries.conf").write_text(_REGISTRIES)
         except OSError as error:
             raise errors.FileError(f"cannot write {error.filename}: {error.strerror}") from error
 
     def load_image(self, layout: Path, name: str) -> str:
         """Load an image of the layout, which is in the work directory; return its ID."""
         image_id = ""
-        # buildah derives a name for the image from this path, and rejects a path that no image
-        # can have as name, so it is relative to the working directory.
-        place = os.path.relpath(layout, self._work)
 
         def read_id(line: str) -> None:
             nonlocal image_id
@@ -357,13 +415,14 @@ class Buildah:
                 image_id = line
 
         self._run_store_command(
-            ["pull", "--quiet", f"--signature-policy={self._work}/home/policy.json",
-             f"oci:{place}:{name}"],
+            ["pull", "--quiet", f"--signature-policy={self.given}/home/policy.json",
+             f"oci:{_LAYOUT}:{name}"],
             read_id,
+            BindMount(layout, f"{self.given}/{_LAYOUT}"),
         )  # fmt: skip
         if not image_id:
             raise errors.CommandError("cannot load an image: buildah pull printed no image ID")
-        stored_tree.create_mount_points(self._work / "storage", self.driver, image_id)
+        stored_tree.create_mount_points(self.storage, self.driver, image_id)
         return image_id
 
     def tag_image(self, image_id: str, name: str) -> None:
@@ -383,10 +442,16 @@ class Buildah:
         )
 
     def save_image(self, image: str, layout: Path, name: str) -> None:
-        """Write an image of the storage into the layout; blobs that the layout has stay."""
+        """Write an image of the storage into the layout; blobs that the layout has stay.
+
+        The layout is in the work directory, and has nothing that a RUN must not change.
+        """
+        for path in (layout, *layout.rglob("*")):
+            self._give(path)
         self._run_store_command(
-            ["push", "--quiet", f"--signature-policy={self._work}/home/policy.json",
-             "--format=oci", image, f"oci:{os.path.relpath(layout, self._work)}:{name}"],
+            ["push", "--quiet", f"--signature-policy={self.given}/home/policy.json",
+             "--format=oci", image, f"oci:{_LAYOUT}:{name}"],
+            mount=BindMount(layout, f"{self.given}/{_LAYOUT}", is_writable=True),
         )  # fmt: skip
 
     def build_image(
@@ -417,9 +482,9 @@ class Buildah:
         # --timestamp=0 gives equal builds an equal digest, --pull=never forbids the network to
         # buildah itself, and --layers commits an image after each instruction, which the cache
         # needs (buildah-build(1)).
-        return self._program.run_program(
+        return self._run(
             [*self._make_command("bud"), "--isolation=chroot", "--timestamp=0", "--pull=never",
-             "--format=oci", f"--signature-policy={self._work}/home/policy.json",
+             "--format=oci", f"--signature-policy={self.given}/home/policy.json",
              f"--layers={str(keeps_layers).lower()}", f"--arch={architecture}",
              *contexts, *volumes, f"--tag={image}",
              f"--file={files.containerfile}", str(files.context)],
@@ -440,15 +505,18 @@ class Buildah:
     def _make_command(self, command: str) -> list[str]:
         return [
             "buildah",
-            f"--root={self._work}/storage",
-            f"--runroot={self._work}/run",
+            f"--root={self.storage}",
+            f"--runroot={self._work}/{AREA}/run",
             f"--storage-driver={self.driver}",
-            f"--registries-conf={self._work}/home/registries.conf",
+            f"--registries-conf={self.given}/home/registries.conf",
             command,
         ]
 
     def _run_store_command(
-        self, arguments: Sequence[str], add_line: Callable[[str], None] = lambda _: None
+        self,
+        arguments: Sequence[str],
+        add_line: Callable[[str], None] = lambda _: None,
+        mount: BindMount | None = None,
     ) -> None:
         lines: list[str] = []
 
@@ -459,7 +527,38 @@ class Buildah:
 
         command, *rest = arguments
         argv = [*self._make_command(command), *rest]
-        code = self._program.run_program(argv, timeout_s=_STORE_TIMEOUT_S, add_line=collect_line)
+        mounts = [] if mount is None else [mount]
+        code = self._run(argv, mounts, timeout_s=_STORE_TIMEOUT_S, add_line=collect_line)
         if code:
             cause = failures.find_error(lines) or "\n".join(lines[-3:]) or f"exit code {code}"
             raise errors.CommandError(f"buildah {command} failed: {cause}", stderr="\n".join(lines))
+
+    def _run(
+        self,
+        argv: Sequence[str],
+        mounts: Sequence[BindMount] = (),
+        *,
+        timeout_s: float,
+        add_line: Callable[[str], None],
+    ) -> int:
+        area = self._work / AREA
+        shown = [
+            # buildah derives a name for an image from the path of its layout, and rejects a path
+            # that no image can have as name. So the path is relative to this first directory.
+            BindMount(self.given, str(self.given)),
+            BindMount(area, str(area), is_writable=True),
+            *mounts,
+        ]
+        for path in (self.given, *self.given.rglob("*")):
+            self._give(path)
+        return self._program.run_program(argv, timeout_s=timeout_s, add_line=add_line, mounts=shown)
+
+    def _give(self, path: Path) -> None:
+        """Give a file to the root of the sandbox."""
+        try:
+            if os.geteuid() == 0:
+                os.chown(path, *self._program.root, follow_symlinks=False)
+        except OSError as error:
+            raise errors.FileError(
+                f"cannot change the owner of {path}: {error.strerror}"
+            ) from error

@@ -110,7 +110,7 @@ _PACKAGE_FILE = "packages.json"
 _PACKAGE_FILE_LIMIT = 16 * memory.MIB
 
 
-def write_packages(work: Path, driver: str, image: str) -> None:
+def write_packages(work: Path, storage: Path, driver: str, image: str) -> None:
     """Write the packages of an image of the storage; a failure is logged, and leaves no list.
 
     `push` has a login, and must not parse databases that the instructions of a user wrote.
@@ -118,7 +118,7 @@ def write_packages(work: Path, driver: str, image: str) -> None:
     place = work / _PACKAGE_FILE
     try:
         place.unlink(missing_ok=True)
-        package_list = read_packages(StoredTree(work / "storage", driver, image), work)
+        package_list = read_packages(StoredTree(storage, driver, image), work)
         if package_list is None:
             log.info("the image has no database of packages")
             return

@@ -20,7 +20,6 @@ from treenail.image import build_result, containerfile
 
 log = logging.getLogger(__name__)
 
-_CONTEXT_LIMIT = 10_000  # files
 _CACHE_LIMIT = 64  # images of single instructions
 _NO_SYSTEM = (
     "the built image is no operating system: it has no label "
@@ -52,12 +51,19 @@ def build_image(
     Raises `ConfigError`, `FileError` and `CommandError` when the build cannot start.
     """
     begin = clock.monotonic()
-    spec, fetched = directories.read_spec(), directories.read_fetched()
-    text = directories.read_containerfile()
+    inputs, fetched = directories.read_inputs(), directories.read_fetched()
+    spec, text = inputs.spec, inputs.containerfile
     layout = build_layout.ImageLayout(directories.layout)
-    context, own_context = directories.work / "context", directories.work / "own"
-    copy_context(directories.inputs / "context", context, own_context)
     buildah.prepare_work()
+    context, own_context = buildah.given / "context", buildah.given / "own"
+    own = {name for name in inputs.context if name.startswith(containerfile.OWN_PREFIX)}
+    for place, is_own in ((context, False), (own_context, True)):
+        chosen = {name: text for name, text in inputs.context.items() if (name in own) is is_own}
+        write_copies(chosen, place, 0o644)
+    mounts = [
+        _copy_mount(mount, buildah.given / f"mount-{number}")
+        for number, mount in enumerate(settings.mounts)
+    ]
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
     keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
@@ -66,7 +72,7 @@ def build_image(
             buildah,
             clock,
             disk,
-            settings.mounts,
+            mounts,
             references,
             spec.architecture,
             keeps_layers,
@@ -74,13 +80,14 @@ def build_image(
             show_line,
         )
         parts = split_containerfile(text, spec, buildah, context, own_context)
-        result = builder.build_parts(parts, directories.work)
+        result = builder.build_parts(parts, buildah.given)
     output = result.output
     if result.failure is not None:
         return _make_failure(result.failure, output, spec)
     built = clock.monotonic()
     try:
-        digest = _save_image(buildah, layout, fetched)
+        names = [image.name for image in fetched.images]
+        digest = save_image(buildah, layout, names, spec.labels)
         if keeps_layers:
             _save_cache(buildah, layout, fetched, loaded_ids)
     except errors.CommandError as error:
@@ -94,7 +101,7 @@ def build_image(
             reason=build_result.BuildReason.CONTAINERFILE_INVALID,
             message=_NO_SYSTEM,
         )
-    write_packages(directories.work, buildah.driver, buildah.built_image)
+    write_packages(directories.work, buildah.storage, buildah.driver, buildah.built_image)
     log.info("built %s", digest)
     return build_result.BuildResult(
         build_result.BuildPhase.BUILD,
@@ -107,39 +114,24 @@ def build_image(
     )
 
 
-def copy_context(source: Path, target: Path, own_target: Path) -> None:
-    """Copy the context: the user's files to one directory, and our own ones to another.
-
-    The kubelet shows a ConfigMap as links to a hidden directory with a time in its name. `COPY .`
-    would put both into the image, and no two builds would be equal.
-    """
+def write_copies(files: Mapping[str, bytes], place: Path, mode: int) -> None:
+    """Write files into a new directory; raise `FileError`."""
     try:
-        for directory in (target, own_target):
-            if directory.exists():
-                shutil.rmtree(directory)
-            directory.mkdir(mode=0o755, parents=True)
-        if not source.is_dir():
-            return
-        count = 0
-        for path in sorted(source.iterdir()):
-            # The hidden directory `..2026_01_31_…` and the link `..data` of the kubelet's atomic
-            # writer.
-            if path.name.startswith(".."):
-                continue
-            count += 1
-            if count > _CONTEXT_LIMIT:
-                raise errors.FileError(
-                    f"cannot copy {source}: it has more than {_CONTEXT_LIMIT} files"
-                )
-            is_own = path.name.startswith(containerfile.OWN_PREFIX)
-            copy = (own_target if is_own else target) / path.name
-            if path.is_dir() and not path.is_symlink():
-                shutil.copytree(path, copy, symlinks=True)
-            elif path.is_file():
-                shutil.copyfile(path, copy)
-                copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+        if place.exists():
+            shutil.rmtree(place)
+        place.mkdir(mode=0o755)
+        for name, content in files.items():
+            path = place / name
+            path.write_bytes(content)
+            path.chmod(mode)
     except OSError as error:
-        raise errors.FileError(f"cannot copy {error.filename}: {error.strerror}") from error
+        raise errors.FileError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _copy_mount(mount: program.BindMount, place: Path) -> program.BindMount:
+    """Copy files that instructions see, and that only this user may read."""
+    write_copies(build_spec.read_files(mount.source), place, 0o444)
+    return program.BindMount(place, mount.target)
 
 
 def _load_images(
@@ -157,14 +149,31 @@ def _load_images(
     return references, frozenset(image_ids)
 
 
-def _save_image(
-    buildah: program.Buildah, layout: build_layout.ImageLayout, fetched: build_spec.FetchOutput
+def save_image(
+    buildah: program.Buildah,
+    layout: build_layout.ImageLayout,
+    names: Sequence[str],
+    labels: Mapping[str, str],
+    *,
+    image: str = "",
+    name: str = build_spec.BUILT_IMAGE,
 ) -> str:
-    """Write the built image to the layout; return its digest."""
-    layers = build_layout.collect_layers(layout, [image.name for image in fetched.images])
-    with build_layout.hide_layers(layout, layers):
-        buildah.save_image(buildah.built_image, layout.path, build_spec.BUILT_IMAGE)
-        return build_layout.restore_layers(layout, build_spec.BUILT_IMAGE, layers).digest
+    """Write an image, by default the built one, to the layout; return its digest.
+
+    ``names`` are images of the layout with layers that it may have.
+    """
+    layers = build_layout.collect_layers(layout, names)
+    # buildah gets a layout of its own: what `push` uploads beside the image is out of its reach.
+    saved = build_layout.ImageLayout(layout.path.with_name("saved"))
+    shutil.rmtree(saved.path, ignore_errors=True)
+    try:
+        saved.create()
+        for diff_id in layers:
+            saved.write_placeholder(diff_id)
+        buildah.save_image(image or buildah.built_image, saved.path, name)
+        return build_layout.adopt_image(layout, saved, name, layers, labels).digest
+    finally:
+        shutil.rmtree(saved.path, ignore_errors=True)
 
 
 def _save_cache(
@@ -178,10 +187,7 @@ def _save_cache(
     new_ids = [image_id for image_id in buildah.list_image_ids() if image_id not in loaded_ids]
     for number, image_id in enumerate(new_ids[:_CACHE_LIMIT], len(fetched.images)):
         name = f"{build_spec.CACHE_PREFIX}{number}"
-        layers = build_layout.collect_layers(layout, names)
-        with build_layout.hide_layers(layout, layers):
-            buildah.save_image(image_id, layout.path, name)
-            build_layout.restore_layers(layout, name, layers)
+        save_image(buildah, layout, names, {}, image=image_id, name=name)
         names.append(name)
 
 

@@ -48,6 +48,8 @@ def main(argv: list[str] | None, set_report: Callable[[Callable[[], int]], None]
     if arguments.die_with_parent:
         sandbox.die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    # Another user, the root of buildah's namespaces, reads what these directories have.
+    os.umask(0o022)
     phase = build_result.BuildPhase(arguments.phase)
     if arguments.wait and not _wait(phase):
         return 75
@@ -83,6 +85,9 @@ def create_parser() -> argparse.ArgumentParser:
     for phase_parser in (fetch_parser, build_parser, push_parser):
         phase_parser.add_argument("--inputs", metavar="DIR", type=Path, required=True)
         phase_parser.add_argument("--work", metavar="DIR", type=Path, required=True)
+        phase_parser.add_argument(
+            "--inputs-digest", metavar="HEX", default="", help="reject inputs with another digest"
+        )
         phase_parser.add_argument("--result", metavar="FILE", type=Path, required=True)
         phase_parser.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
         phase_parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
@@ -117,7 +122,9 @@ def _wait(phase: build_result.BuildPhase) -> bool:
 def _run_phase(
     phase: build_result.BuildPhase, arguments: argparse.Namespace, show_line: Callable[[str], None]
 ) -> build_result.BuildResult:
-    directories = build_spec.BuildDirectories(arguments.inputs, arguments.work)
+    directories = build_spec.BuildDirectories(
+        arguments.inputs, arguments.work, arguments.inputs_digest
+    )
     clock = clocks.SystemClock()
     try:
         if phase is build_result.BuildPhase.BUILD:
@@ -131,7 +138,10 @@ def _run_phase(
         from treenail.builder.phases import transfers
         from treenail.builder.registries import RegistrySettings
 
-        access = RegistrySettings.read(arguments.secret, arguments.ca, os.environ)
+        ca = arguments.ca
+        if ca == directories.inputs / "ca.pem":
+            ca = directories.read_inputs().files.get(ca.name)
+        access = RegistrySettings.read(arguments.secret, ca, os.environ)
         if phase is build_result.BuildPhase.FETCH:
             return transfers.fetch_images(directories, access, clock)
         return transfers.push_image(directories, access, clock)

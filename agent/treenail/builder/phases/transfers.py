@@ -46,8 +46,9 @@ def fetch_images(
 ) -> build_result.BuildResult:
     """Fetch the images and the cache into the layout; raise `TreenailError` for an image."""
     begin = clock.monotonic()
-    spec = directories.read_spec()
-    references = build_spec.find_images(directories.read_containerfile(), spec.architecture)
+    inputs = directories.read_inputs()
+    spec = inputs.spec
+    references = build_spec.find_images(inputs.containerfile, spec.architecture)
     layout = build_layout.ImageLayout(directories.layout)
     layout.create()
     images = [
@@ -186,7 +187,8 @@ def push_image(
     Raises `RegistryError`; `HostError` when `build` left no image.
     """
     begin = clock.monotonic()
-    spec, fetched = directories.read_spec(), directories.read_fetched()
+    inputs, fetched = directories.read_inputs(), directories.read_fetched()
+    spec = inputs.spec
     layout = build_layout.ImageLayout(directories.layout)
     built = layout.read_named(build_spec.BUILT_IMAGE)
     if built is None:
@@ -201,7 +203,8 @@ def push_image(
     log.info("pushed %s as %s", built.digest, target)
     seconds = {"push": clock.monotonic() - begin}
     if spec.cache_repository and _has_new_cache(layout, fetched):
-        _push_cache(directories, spec, fetched, settings, clock)
+        references = build_spec.find_images(inputs.containerfile)
+        _push_cache(layout, references, spec, fetched, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["push"]
     return build_result.BuildResult(
         build_result.BuildPhase.PUSH, digest=built.digest, message=warning, seconds=seconds
@@ -287,17 +290,16 @@ def _has_new_cache(layout: build_layout.ImageLayout, fetched: build_spec.FetchOu
 
 
 def _push_cache(
-    directories: build_spec.BuildDirectories,
+    layout: build_layout.ImageLayout,
+    references: Iterable[str],
     spec: build_spec.BuildSpec,
     fetched: build_spec.FetchOutput,
     settings: registries.RegistrySettings,
     clock: clocks.Clock,
 ) -> None:
     """Push the images of single instructions; a failure makes the next build slower only."""
-    layout = build_layout.ImageLayout(directories.layout)
     try:
-        images = build_spec.find_images(directories.read_containerfile(), spec.architecture)
-        tag = compute_cache_tag(images, spec.architecture)
+        tag = compute_cache_tag(references, spec.architecture)
         cache = registries.parse_image_name(f"{spec.cache_repository}:{tag}")
         entries: dict[str, names.Descriptor] = {}
         with settings.open_client(cache.registry, cache.repository, clock) as client:
