@@ -3,7 +3,13 @@
 import pytest
 
 from tests.fakes.clock import FakeClock
-from tests.registry.images import make_client, make_layer, push_image, push_index
+from tests.registry.images import (
+    compute_diff_id,
+    make_client,
+    make_layer,
+    push_image,
+    push_index,
+)
 from tests.registry.real_registry import (
     PULLER,
     FaultKind,
@@ -19,20 +25,20 @@ from treenail.builder.images.prune import (
     read_stored_images,
 )
 from treenail.controllers.image_build.pruner import make_time_check
-from treenail.image.oci.documents import BUILD
+from treenail.image.oci.documents import BUILD, CONFIG_LAYER, IMAGE_CONFIG
 from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.oci_content import OCI_INDEX
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError, ServerFailure
 from treenail.registry.names import Descriptor
-from treenail.registry.referrers import attach, get_referrers
+from treenail.registry.referrers import attach, get_referrers, make_referrers_tag
 
 __all__ = ["any_registry", "lab_registry"]
 
 
 def build(client: RegistryClient, name: str, *, architecture: str = "amd64") -> Descriptor:
     layer = make_layer({name: architecture.encode()})
-    labels = {BUILD: name}
+    labels = {BUILD: name, IMAGE_CONFIG: "worker", CONFIG_LAYER: compute_diff_id(layer)}
     return push_image(client, tag=name, architecture=architecture, layers=[layer], labels=labels)
 
 
@@ -109,6 +115,23 @@ def test_attachments_are_deleted_with_the_image(any_registry: RegistryService) -
     assert prune(client, second.digest) == (first.digest,)
     assert client.head_manifest("os/node", gone.digest) is None
     assert get_referrers(client, "os/node", second.digest) == (kept,)
+
+
+@pytest.mark.parametrize("suffix", ["", ".sig"])
+def test_manifest_that_only_a_tag_attaches_stays(
+    lab_registry: RegistryService, suffix: str
+) -> None:
+    client = make_client(lab_registry)
+    image, victim = build(client, "build-1"), push_image(client, tag="latest")
+    tag = f"{make_referrers_tag(image.digest)}{suffix}"
+    if suffix:
+        content = client.get_manifest("os/node", victim.digest)
+        client.put_manifest("os/node", tag, content.media_type, content.content)
+    else:
+        push_index(client, {"amd64": victim}, tag=tag)
+    assert prune(client) == (image.digest,)
+    assert client.head_manifest("os/node", victim.digest)
+    assert client.head_manifest("os/node", tag)
 
 
 def test_content_is_read_once(lab_registry: RegistryService) -> None:

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.integration
 
 NAMESPACE = InstallOptions().namespace
 CACHE = "os/cache"
+OWN_CACHE = f"{CACHE}/worker"
 REPOSITORY = "os/node"
 ENTITLEMENT = "entitlement-5d1c0ffee5"
 KEY, REPO = "gpg-key-5d1c0ffee5", "repository-5d1c0ffee5"
@@ -132,7 +133,7 @@ def test_build_has_entitlements_and_no_blob_or_object_contains_them(lab: Lab) ->
     wait_image(lab)
     client = lab.registry.open_client()
     try:
-        for repository in (REPOSITORY, CACHE):
+        for repository in (REPOSITORY, OWN_CACHE):
             contents = [*iter_contents(client, repository)]
             # What the text has written is found, so the search sees all layers.
             assert any(b"usr/lib/once" in each for each in contents), repository

@@ -61,6 +61,11 @@ def make_layer(files: Mapping[str, bytes], links: Mapping[str, str] | None = Non
     return gzip.compress(tree.getvalue(), 1, mtime=0)
 
 
+def compute_diff_id(layer: bytes) -> str:
+    """Return the digest of a compressed layer's content."""
+    return f"sha256:{hashlib.sha256(gzip.decompress(layer)).hexdigest()}"
+
+
 def push_image(
     client: RegistryClient,
     repository: str = "os/node",

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from treenail import errors, memory, oci_content
 from treenail.api import decode, pullspec
+from treenail.image.oci.documents import SYSTEM_LAYER
 from treenail.registry.names import Manifest
 
 _REF_NAME = "org.opencontainers.image.ref.name"
@@ -195,10 +196,6 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decod
             layer["mediaType"] = _LAYER_TYPES.get(media_type, media_type)
             by_diff_id.setdefault(diff_id, layer)
     return by_diff_id
-
-
-SYSTEM_LAYER = "io.treenail.system-layer"
-"""Label of a built image with labels: the diff ID of its last layer, which images on it hide."""
 
 
 def adopt_image(

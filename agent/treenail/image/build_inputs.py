@@ -89,6 +89,10 @@ DEFAULT_DRIVER = "overlay"
 """Storage driver of buildah in Jobs."""
 
 
+LAYERS = "layers"
+"""Option of a builder that makes one layer of each instruction, for a cache."""
+
+
 def list_builder_options(
     *, driver: str = DEFAULT_DRIVER, has_cache: bool = False
 ) -> tuple[str, ...]:
@@ -97,7 +101,7 @@ def list_builder_options(
     With a cache each instruction is a layer. Storage drivers find other changes of a directory
     that an instruction replaced.
     """
-    options = ["layers"] if has_cache else []
+    options = [LAYERS] if has_cache else []
     return (*options, *([f"driver={driver}"] if driver != DEFAULT_DRIVER else []))
 
 

@@ -21,7 +21,13 @@ from tests.fixtures.objects import (
     make_object,
     make_pool,
 )
-from tests.registry.images import make_client, make_layer, push_image, push_index
+from tests.registry.images import (
+    compute_diff_id,
+    make_client,
+    make_layer,
+    push_image,
+    push_index,
+)
 from tests.registry.real_registry import PULLER, PUSHER, RegistryService
 from tests.waiting import wait_until
 from treenail.api import annotations as key
@@ -31,6 +37,7 @@ from treenail.clocks import Clock, SystemClock
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.errors import NotFoundError, UnreachableError
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.image.oci.documents import SYSTEM_LAYER
 from treenail.kube.api_client import Client, Transport
 from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.request import ApiRequest, ApiResponse
@@ -419,6 +426,7 @@ class Kubelet:
                 target.tag,
                 layers=[layer],
                 architecture=spec["architecture"],
+                labels={**spec["labels"], SYSTEM_LAYER: compute_diff_id(layer)},
             ).digest
             client.close()
         self.finished.append(build)

@@ -46,11 +46,11 @@ class RecordingObjects:
         return self._objects.get(resource, name, namespace=namespace)
 
 
-def make_objects(text: str) -> tuple[MachineOSConfig, MachineConfigPool]:
+def make_objects(text: str, *, name: str = "worker") -> tuple[MachineOSConfig, MachineConfigPool]:
     """Return a MachineOSConfig with this Containerfile, and its pool."""
     config = MachineOSConfig.from_json(
         {
-            "metadata": {"name": "worker"},
+            "metadata": {"name": name},
             "spec": {
                 "machineConfigPool": {"name": "worker"},
                 "imageBuilder": {"imageBuilderType": "Job"},

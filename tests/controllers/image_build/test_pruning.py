@@ -10,7 +10,13 @@ from tests.controllers.image_build.site import (
     open_site,
 )
 from tests.fixtures.objects import make_node
-from tests.registry.images import make_client, push_image, push_index
+from tests.registry.images import (
+    compute_diff_id,
+    make_client,
+    make_layer,
+    push_image,
+    push_index,
+)
 from tests.registry.real_registry import (
     FaultKind,
     RegistryFault,
@@ -34,6 +40,8 @@ from treenail.controllers.image_build.build_objects import (
 )
 from treenail.controllers.image_build.layer_builder import RepositoryLock, RepositoryLocked
 from treenail.controllers.image_build.pruner import read_candidates
+from treenail.image.oci import documents as labels
+from treenail.image.oci.documents import CONFIG_LAYER, CONTENT_KEY, IMAGE_CONFIG, SYSTEM_LAYER
 from treenail.image.oci.prune import plan_pruning
 from treenail.kube.resources import MACHINEOSBUILDS, MACHINEOSCONFIGS, NODES
 from treenail.registry.client import RegistryClient
@@ -244,7 +252,11 @@ def test_list_of_architectures_takes_its_instances_along(lab_registry: RegistryS
     client = make_client(lab_registry)
     instances = {}
     for name in ("amd64", "arm64"):
-        instances[name] = push_image(client, "os/other", name, architecture=name)
+        layer = make_layer({name: b"x"})
+        labels = make_labels("worker", layer)
+        instances[name] = push_image(
+            client, "os/other", name, architecture=name, layers=[layer], labels=labels
+        )
         found = resolve_image(client, "os/other", name, name)
         copy_blobs((found.config_blob, *found.layers), client, "os/other", client, REPOSITORY)
         # By its digest, without a tag.
@@ -264,9 +276,85 @@ def test_list_of_architectures_takes_its_instances_along(lab_registry: RegistryS
 def find_deletions(
     client: RegistryClient, image: PushedImage, references: dict[str, str]
 ) -> set[str]:
-    """Return the digests that pruning would delete."""
-    stored = read_candidates(client, REPOSITORY, {image.spec.digest: image}, {})
+    """Return the digests that pruning would delete for the MachineOSConfig worker."""
+    stored = read_candidates(client, REPOSITORY, "worker", [image.spec.digest], {})
     return {each.digest for each in plan_pruning(stored, references, []).deleted}
+
+
+def make_labels(owner: str, layer: bytes) -> dict[str, str]:
+    """Return the labels of an image that ends with this config layer."""
+    return {IMAGE_CONFIG: owner, labels.BUILD: BUILD, CONFIG_LAYER: compute_diff_id(layer)}
+
+
+def test_annotation_of_an_editor_deletes_no_image_of_others(
+    site: BuildSite, lab_registry: RegistryService
+) -> None:
+    client = make_client(site.registry)
+    layer, above = make_layer({"etc/config": b"x"}), make_layer({"etc/above": b"x"})
+    own = make_labels("worker", layer)
+    images = {
+        "own": push_image(client, REPOSITORY, BUILD, layers=[layer], labels=own),
+        "without labels": push_image(client, REPOSITORY, "x1", layers=[above]),
+        "of another config": push_image(
+            client, REPOSITORY, "x2", layers=[layer], labels=make_labels("other", layer)
+        ),
+        "that a user built on an own one": push_image(
+            client, REPOSITORY, "x3", layers=[layer, above], labels=own
+        ),
+        "in another repository": push_image(client, "os/other", BUILD, layers=[layer], labels=own),
+    }
+    # Without their tags: nothing but the labels protects them.
+    for name in ("x1", "x2", "x3"):
+        moved = push_image(client, REPOSITORY, "latest", layers=[make_layer({name: b""})])
+        content = client.get_manifest(REPOSITORY, moved.digest)
+        client.put_manifest(REPOSITORY, name, content.media_type, content.content)
+    hints = tuple(
+        PushedImage(
+            f"{site.registry.host}/{'os/other' if 'another r' in name else REPOSITORY}"
+            f"@{image.digest}",
+            BUILD,
+        )
+        for name, image in images.items()
+    )
+    site.add_pool()
+    site.add_image_config(annotations={key.PUSHED_IMAGES: encode_pushed_images(hints)})
+    with site.controller():
+        site.wait_image()
+        build_images(site, 2, 1)
+        wait_until(lambda: get_candidates(site) == [], limit_s=20)
+        left = {
+            name
+            for name, image in images.items()
+            if client.head_manifest("os/other" if "another r" in name else REPOSITORY, image.digest)
+        }
+    client.close()
+    assert images.keys() - left == {"own"}
+
+
+def test_system_part_of_an_annotation_is_used_with_its_label_only(site: BuildSite) -> None:
+    kubelet = site.start_pool(CONTAINERFILE)
+    with site.controller():
+        pod = kubelet.wait_pod()
+    (build,) = site.builds()
+    content_key = build["metadata"]["annotations"][key.CONTENT_KEY]
+    client = make_client(site.registry)
+    layer = make_layer({"etc/foreign": b"x"})
+    wrong = {CONTENT_KEY: "0" * 16, SYSTEM_LAYER: compute_diff_id(layer)}
+    foreign = push_image(client, REPOSITORY, "x", layers=[layer], labels=wrong)
+    client.close()
+    image = PushedImage(
+        f"{site.registry.host}/{REPOSITORY}@{foreign.digest}", f"system-{content_key}"
+    )
+    site.client.delete(MACHINEOSBUILDS, build["metadata"]["name"])
+    site.annotate("worker", {key.PUSHED_IMAGES: encode_pushed_images([image])})
+    with site.controller():
+        wait_until(
+            lambda: kubelet.find_pods() and kubelet.find_pods()[0]["metadata"] != pod["metadata"],
+            limit_s=20,
+        )
+        kubelet.succeed(kubelet.wait_pod())
+        used = site.resolve(site.wait_image())
+    assert compute_diff_id(layer) not in used.config.decode()
 
 
 def test_marks_are_bounded_and_keep_their_order() -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
-from treenail.image.oci import documents, prune
+from treenail.image.oci import attachments, documents, prune
 from treenail.registry import errors, referrers
 from treenail.registry.client import RegistryClient
 from treenail.registry.names import Manifest, parse_descriptor
@@ -62,11 +62,11 @@ def read_stored_images(
     images: dict[str, prune.StoredImage] = {}
     for digest, names in tagged.items():
         check_time()
-        image = _read_image(client, repository, digest, cache)
+        image = read_image(client, repository, digest, cache)
         images[digest] = replace(image, tags=tuple(names))
         for instance in image.instances:
             if instance not in tagged:
-                images[instance] = _read_image(client, repository, instance, cache)
+                images[instance] = read_image(client, repository, instance, cache)
     return tuple(images.values())
 
 
@@ -127,15 +127,24 @@ def _read_tags(
 
 
 def _list_attachments(client: RegistryClient, repository: str, digest: str) -> list[str]:
-    """Return the manifests that refer to an image, and those of the tags for them."""
-    digests = [referrer.digest for referrer in referrers.get_referrers(client, repository, digest)]
+    """Return the manifests that name an image as their subject, and those of the tags for them.
+
+    Neither a list of referrers nor a tag is believed: each manifest is read.
+    """
+    attached = [
+        referrer.digest
+        for referrer in referrers.get_referrers(client, repository, digest)
+        if _find_digest(client, repository, referrer.digest, "subject") == {digest}
+    ]
     tag = referrers.make_referrers_tag(digest)
     # The list of referrers, and the signature of cosign.
-    for name in (tag, f"{tag}.sig"):
+    for name, part in ((tag, "manifests"), (f"{tag}.sig", "layers")):
         head = client.head_manifest(repository, name)
-        if head is not None:
-            digests.append(head.digest)
-    return list(dict.fromkeys(digests))
+        if head is not None and (named := _find_digest(client, repository, head.digest, part)):
+            is_list = part == "manifests" and named <= set(attached)
+            if is_list or named == {attachments.PAYLOAD_TYPE}:
+                attached.append(head.digest)
+    return list(dict.fromkeys(attached))
 
 
 def _delete(client: RegistryClient, repository: str, digest: str) -> None:
@@ -146,7 +155,19 @@ def _delete(client: RegistryClient, repository: str, digest: str) -> None:
     log.info("deleted %s", client.format_image(repository, digest))
 
 
-def _read_image(
+def _find_digest(client: RegistryClient, repository: str, digest: str, part: str) -> set[str]:
+    """Return the digests in a part of a manifest; of layers, their types."""
+    try:
+        document = json.loads(client.get_manifest(repository, digest).content)
+    except errors.NotFound:
+        return set()
+    entries = document.get(part)
+    listed = entries if isinstance(entries, list) else [entries]
+    field = "mediaType" if part == "layers" else "digest"
+    return {str(entry.get(field)) for entry in listed if isinstance(entry, dict)}
+
+
+def read_image(
     client: RegistryClient, repository: str, digest: str, cache: ImageCache
 ) -> prune.StoredImage:
     if digest not in cache:
@@ -154,19 +175,20 @@ def _read_image(
     return cache[digest]
 
 
-def _read_build(client: RegistryClient, repository: str, manifest: Manifest) -> str:
-    """Return the MachineOSBuild that an image is labelled with; empty without the label."""
+def _read_origin(
+    client: RegistryClient, repository: str, manifest: Manifest
+) -> documents.ImageOrigin:
+    """Return who built an image, as its labels say."""
     where = client.format_image(repository, manifest.digest)
     config = parse_descriptor(json.loads(manifest.content).get("config"), where=where)
-    return documents.read_labels(client.read_small_blob(repository, config)).get(
-        documents.BUILD, ""
-    )
+    return documents.read_origin(client.read_small_blob(repository, config))
 
 
 def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> prune.StoredImage:
     where = client.format_image(repository, manifest.digest)
     if not manifest.is_index:
-        return prune.StoredImage(manifest.digest, build=_read_build(client, repository, manifest))
+        origin = _read_origin(client, repository, manifest)
+        return prune.StoredImage(manifest.digest, build=origin.tag, owner=origin.image_config)
     document = json.loads(manifest.content)
     entries = document.get("manifests")
     listed = entries if isinstance(entries, list) else []
@@ -175,14 +197,17 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
             f"{where} lists {len(listed)} images, and at most {_INSTANCES_LIMIT} can be compared"
         )
     instances = tuple(parse_descriptor(entry, where=where).digest for entry in listed)
-    builds = set()
+    nothing = documents.ImageOrigin()
+    origins = set()
     for instance in instances:
         try:
             inner = client.get_manifest(repository, instance)
             # treenail writes no list of lists, and a registry could nest them without end.
-            builds.add("" if inner.is_index else _read_build(client, repository, inner))
+            origins.add(nothing if inner.is_index else _read_origin(client, repository, inner))
         except errors.NotFound:
-            builds.add("")
+            origins.add(nothing)
     # A list is treenail's if each of its images is.
-    build = builds.pop() if len(builds) == 1 else ""
-    return prune.StoredImage(manifest.digest, build=build, instances=instances)
+    origin = origins.pop() if len(origins) == 1 else nothing
+    return prune.StoredImage(
+        manifest.digest, build=origin.tag, owner=origin.image_config, instances=instances
+    )

@@ -285,8 +285,9 @@ def _build_locally(
         push_spec=plan.wanted.push_spec,
         architecture=system.architecture,
         user_line=system.user_line,
-        cache_repository=arguments.build_cache,
+        cache_repository=arguments.build_cache and f"{arguments.build_cache}/{build.config}",
         mirrors=plan.mirrors,
+        labels=system.labels,
     )
     ca_pem = "" if arguments.ca is not None else plan.ca_pem
     timeout_s = arguments.timeout or float(plan.deadline_s)

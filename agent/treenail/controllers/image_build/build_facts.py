@@ -252,6 +252,9 @@ class CheckImage:
     """Pull spec by digest."""
     attempt: int = 0
     """Another number asks again."""
+    content_key: str = ""
+    """Of a system part: an image without this label counts as missing, because a user may have
+    written the annotation that names it."""
 
 
 @dataclass(frozen=True, slots=True)

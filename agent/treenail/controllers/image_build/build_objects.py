@@ -18,6 +18,7 @@ from treenail.api.component_names import PART_OF_LABELS
 from treenail.controllers.image_build import build_facts
 from treenail.encoding import codec
 from treenail.image import build_result
+from treenail.image.oci.documents import make_system_tag
 from treenail.kube.resources import MACHINEOSCONFIGS
 
 _SYSTEMS_LIMIT = 8 * 1024
@@ -427,11 +428,6 @@ class PushedImage:
         return not self.tag.startswith("system-")
 
 
-def make_system_tag(content_key: str) -> str:
-    """Return the tag of the system part of builds with this key."""
-    return f"system-{content_key}"
-
-
 def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImage, ...]:
     """Return the images that a build pushed, the system parts first."""
     systems = (
@@ -474,10 +470,19 @@ def find_unrecorded_images(
 def find_prune_candidates(
     config: machineosconfig.MachineOSConfig, builds: Iterable[machineosbuild.MachineOSBuild]
 ) -> tuple[PushedImage, ...]:
-    """Return the images that no build of the config names any longer."""
+    """Return the images of its push repository that no build of the config names any longer."""
     own = _filter_builds(config, builds)
     named = {image.image for build in own for image in find_pushed_images(build)}
-    return tuple(image for image in read_pushed_images(config) if image.image not in named)
+    try:
+        target = pullspec.parse_push_spec(config.push_spec, where="push spec")
+    except errors.ConfigError:
+        return ()
+    repository = f"{target.registry}/{target.repository}"
+    return tuple(
+        image
+        for image in read_pushed_images(config)
+        if image.image not in named and image.image.startswith(f"{repository}@")
+    )
 
 
 def _filter_builds(

@@ -20,7 +20,7 @@ from treenail.controllers.render import render
 from treenail.encoding import json_text
 from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image import build_inputs, config_layer, input_checks
-from treenail.image.oci.documents import ImageLabels
+from treenail.image.oci import documents
 from treenail.kube import resources
 
 IsEnded = Callable[[str], bool]
@@ -57,6 +57,8 @@ class SystemPlan:
     """First line of the user's text in it; 0 without one."""
     own_files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Files of the composed Containerfile beside those of the ConfigMap, by name."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the system part: pruning deletes no image without them."""
 
     @property
     def architecture(self) -> str:
@@ -74,8 +76,8 @@ class BuildPlan:
     """Secret in the namespace of builds; empty for anonymous access."""
     context: str = ""
     """ConfigMap with files for COPY; empty for none."""
-    context_files: tuple[str, ...] = ()
-    """Names of these files."""
+    context_files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of these files by name: the Job accepts no others."""
     entitlements: tuple[EntitlementMount, ...] = ()
     ca_pem: str = field(default="", repr=False)
     """CAs of registries beside those of the system."""
@@ -185,6 +187,11 @@ class BuildPlanner:
         if config.sees_config and has_text:
             own_files[build_inputs.CONFIG_FILE] = self._make_config_file(rendered.name)
         config_digest = _compute_digest(own_files.get(build_inputs.CONFIG_FILE))
+        # With a cache, what instructions of one MachineOSConfig wrote is never part of another's.
+        options = tuple(
+            f"{option}={config.name}" if option == build_inputs.LAYERS else option
+            for option in self._options
+        )
         inputs = [
             replace(
                 system,
@@ -192,7 +199,7 @@ class BuildPlanner:
                 config_digest=config_digest if system.user_text else "",
                 context_digest=context.digest,
                 mounts=tuple(mount.path for mount in entitlements) if system.user_text else (),
-                options=self._options if system.needs_job else (),
+                options=options if system.needs_job else (),
             )
             for system in systems
         ]
@@ -200,9 +207,7 @@ class BuildPlanner:
         repository = f"{push_spec.registry}/{push_spec.repository}"
         mirrors = self.read_mirrors(rendered.name)
         plans = tuple(
-            _plan_system(
-                system, own_files, repository, config.push_secret, is_only=len(inputs) == 1
-            )
+            _plan_system(system, own_files, repository, config, is_only=len(inputs) == 1)
             for system in inputs
         )
         wanted = build_facts.WantedBuild(
@@ -220,16 +225,21 @@ class BuildPlanner:
             wanted=wanted,
             systems=plans,
             context=config.context_name,
-            context_files=tuple(sorted(context.files)),
+            context_files={
+                name: hashlib.sha256(context.files[name]).hexdigest()
+                for name in sorted(context.files)
+            },
             entitlements=entitlements,
             ca_pem=self._read_all_cas(push_spec, base_image, mirrors),
             mirrors=mirrors,
-            labels=ImageLabels(
+            labels=documents.ImageLabels(
                 machine_config=rendered.name,
                 pool=config.pool,
                 base_image=base_image,
                 release=rendered.config.metadata.annotations.get(key.RELEASE_VERSION, ""),
                 content_key=content_key,
+                image_config=config.name,
+                build=name,
             ).to_map(),
             deadline_s=input_checks.read_deadline(config),
         )
@@ -331,7 +341,7 @@ def _plan_system(
     inputs: build_inputs.BuildInputs,
     files: Mapping[str, bytes],
     repository: str,
-    push_secret: str,
+    config: machineosconfig.MachineOSConfig,
     *,
     is_only: bool,
 ) -> SystemPlan:
@@ -344,15 +354,16 @@ def _plan_system(
         architecture=inputs.architecture,
         name="" if is_only else inputs.architecture,
         content_key=content_key,
-        share_key=compute_share_key(content_key, repository, push_secret),
+        share_key=compute_share_key(content_key, repository, config.push_secret),
         needs_job=inputs.needs_job,
-        push_spec=f"{repository}:{build_objects.make_system_tag(content_key)}",
+        push_spec=f"{repository}:{documents.make_system_tag(content_key)}",
     )
     return SystemPlan(
         wanted=wanted,
         containerfile=composed.text,
         user_line=composed.user_line,
         own_files={name: files[name] for name in composed.files} if inputs.needs_job else {},
+        labels={documents.IMAGE_CONFIG: config.name, documents.CONTENT_KEY: content_key},
     )
 
 

@@ -172,7 +172,9 @@ class SystemDecider:
             return SystemStep(facts)
         if not build.rebuild_of and not known.job:
             for image in self._situation.system_images.get(system.share_key, ()):
-                question = build_facts.CheckImage(build.uid, image, build.report.attempts + 1)
+                question = build_facts.CheckImage(
+                    build.uid, image, build.report.attempts + 1, system.content_key
+                )
                 answer = self._registry.ask_registry(question)
                 if answer is None:
                     return SystemStep(facts)

@@ -4,12 +4,14 @@ The functions that make the manifests of a Job, and of what it mounts, are pure.
 """
 
 import base64
+import hashlib
 import json
 import logging
 import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from treenail import errors
 from treenail.api import annotations as key
@@ -96,9 +98,10 @@ def build_input_configmap(
     spec = build_spec.BuildSpec(
         system.wanted.push_spec,
         system.architecture,
-        settings.cache_repository,
+        settings.cache_repository and f"{settings.cache_repository}/{build.image_config}",
         system.user_line,
         mirrors=plan.mirrors,
+        labels=system.labels,
     )
     data: decode.Json = {
         "Containerfile": system.containerfile,
@@ -119,6 +122,23 @@ def build_input_configmap(
             name: base64.b64encode(content).decode() for name, content in system.own_files.items()
         }
     return body
+
+
+def compute_inputs_digest(plan: build_planner.BuildPlan, configmap: decode.Json) -> str:
+    """Return the digest of the files that `_build_sources` shows.
+
+    A user may change ConfigMaps, and the kubelet shows the change; the Job stays as it is.
+    """
+    from treenail.builder import build_spec  # noqa: PLC0415  as above
+
+    fields = decode.Fields.from_json(configmap, "ConfigMap")
+    own = {name: text.encode() for name, text in fields.get_text_map("data").items()}
+    for name, text in fields.get_text_map("binaryData").items():
+        own[f"context/{name}"] = base64.b64decode(text)
+    return build_spec.compute_inputs_digest(
+        {f"context/{name}": digest for name, digest in plan.context_files.items()}
+        | {path: hashlib.sha256(content).hexdigest() for path, content in own.items()}
+    )
 
 
 def build_login(
@@ -150,6 +170,7 @@ def build_job(
     attempt: int,
     pull_login: str,
     push_login: str,
+    inputs_digest: str,
 ) -> decode.Json:
     """Build the Job of an attempt for one architecture.
 
@@ -190,7 +211,9 @@ def build_job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _build_pod(plan, system, build, settings, pull_login, push_login),
+                "spec": _build_pod(
+                    plan, system, build, settings, pull_login, push_login, inputs_digest
+                ),
             },
         },
     }
@@ -203,6 +226,7 @@ def _build_pod(
     settings: JobSettings,
     pull_login: str,
     push_login: str,
+    inputs_digest: str,
 ) -> decode.Json:
     volumes: list[decode.Json] = [
         {"name": "work", "emptyDir": {}},
@@ -213,6 +237,7 @@ def _build_pod(
             items: list[decode.Json] = [{"key": LOGIN_KEY, "path": _LOGIN_FILE}]
             secret: decode.Json = {"secretName": login, "items": items, "defaultMode": _MODE}
             volumes.append({"name": f"{kind}-login", "secret": secret})
+    build_container = partial(_build_container, plan, settings, inputs_digest)
     volumes += [_build_entitlement_volume(entitlement) for entitlement in plan.entitlements]
     return {
         "restartPolicy": "Never",
@@ -223,18 +248,24 @@ def _build_pod(
         "nodeSelector": {"kubernetes.io/arch": system.architecture},
         **({"tolerations": _CONTROL_PLANE_TOLERATIONS} if plan.can_use_control_plane else {}),
         "initContainers": [
-            _build_container("fetch", plan, settings, login=pull_login and "pull"),
-            _build_container("build", plan, settings),
+            build_container("fetch", login=pull_login and "pull"),
+            build_container("build"),
         ],
-        "containers": [_build_container("push", plan, settings, login=push_login and "push")],
+        "containers": [build_container("push", login=push_login and "push")],
         "volumes": volumes,
     }
 
 
 def _build_container(
-    phase: str, plan: build_planner.BuildPlan, settings: JobSettings, *, login: str = ""
+    plan: build_planner.BuildPlan,
+    settings: JobSettings,
+    inputs_digest: str,
+    phase: str,
+    *,
+    login: str = "",
 ) -> decode.Json:
     arguments = [phase, "--inputs", INPUTS, "--work", WORK, "--result", RESULT_PATH]
+    arguments += ["--inputs-digest", inputs_digest]
     mounts: list[decode.Json] = [
         {"name": "work", "mountPath": WORK},
         {"name": "inputs", "mountPath": INPUTS, "readOnly": True},
@@ -360,9 +391,8 @@ class JobBuilder:
         # Builds of the same key are decided on different threads.
         with self._lock:
             self._check_none_runs(system.wanted.share_key, owner)
-            self._put(
-                resources.CONFIGMAPS, build_input_configmap(plan, system, owner, self._settings)
-            )
+            inputs = build_input_configmap(plan, system, owner, self._settings)
+            self._put(resources.CONFIGMAPS, inputs)
             pull_login, push_login = self._prepare_logins(plan, system, config, owner)
             body = build_job(
                 plan,
@@ -372,6 +402,7 @@ class JobBuilder:
                 attempt=attempt,
                 pull_login=pull_login,
                 push_login=push_login,
+                inputs_digest=compute_inputs_digest(plan, inputs),
             )
             self._create_job(body, owner)
 

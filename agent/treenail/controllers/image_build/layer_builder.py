@@ -24,12 +24,13 @@ from treenail.builder.append_config import (
     append_config_to_list,
 )
 from treenail.builder.images import attachments
+from treenail.builder.images.prune import read_image
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_planner
 from treenail.controllers.pools.image_tags import ImageAnswer
 from treenail.image import build_result, config_layer
 from treenail.image.oci.attachments import BuildProvenance
-from treenail.image.oci.documents import POOL
+from treenail.image.oci.documents import POOL, make_system_tag
 from treenail.registry import authorization, transport, uploads
 from treenail.registry.client import RegistryClient
 from treenail.registry.images import has_complete_image, resolve_image
@@ -151,7 +152,7 @@ class LayerBuilder:
             elif isinstance(question, build_facts.CheckPush):
                 image = self._check_push(question.image, config)
             else:
-                image = self._check_image(question.image, config)
+                image = self._check_image(question, config)
         except AttemptFailed as error:
             return ImageAnswer(self._clock.now(), error.failure)
         seconds = {"config": self._clock.monotonic() - began}
@@ -210,20 +211,27 @@ class LayerBuilder:
 
         return self._run_attempt(build_result.BuildPhase.PUSH, check)
 
-    def _check_image(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
-        """Return the image, empty when the registry does not have it."""
-        spec = pullspec.parse_pull_spec(image, where="image")
+    def _check_image(
+        self, question: build_facts.CheckImage, config: machineosconfig.MachineOSConfig
+    ) -> str:
+        """Return the image, empty when the registry does not have it with the content key."""
+        spec = pullspec.parse_pull_spec(question.image, where="image")
 
         def check() -> bool:
             client = self._connect_registry(
                 spec.registry, spec.repository, self._planner.read_push_login(config)
             )
             try:
-                return client.head_manifest(spec.repository, spec.digest) is not None
+                if client.head_manifest(spec.repository, spec.digest) is None:
+                    return False
+                key = question.content_key
+                return not key or make_system_tag(key) == (
+                    read_image(client, spec.repository, spec.digest, {}).build
+                )
             finally:
                 client.close()
 
-        return image if self._run_attempt(build_result.BuildPhase.PUSH, check) else ""
+        return question.image if self._run_attempt(build_result.BuildPhase.PUSH, check) else ""
 
     def _check_push(self, image: str, config: machineosconfig.MachineOSConfig) -> str:
         """Return the push spec; raise `AttemptFailed` if the registry refuses the login.

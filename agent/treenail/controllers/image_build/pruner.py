@@ -1,6 +1,8 @@
 """Delete images of deleted builds from their registry, at a bounded pace.
 
 Candidates are only images that a MachineOSConfig names and that none of its builds has any longer.
+An editor of a MachineOSConfig may write anything there: an image is deleted only if it is in the
+own push repository, and its labels say that a build of this MachineOSConfig pushed it.
 `ReferenceReader` reads from the API server, not from caches, what refers to them for each pass. If
 anything cannot be read, nothing is deleted.
 """
@@ -8,7 +10,7 @@ anything cannot be read, nothing is deleted.
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +23,7 @@ from treenail.builder.images.prune import (
     delete_images,
     is_lasting,
     never_late,
+    read_image,
     read_stored_images,
 )
 from treenail.builder.registries import RegistrySettings
@@ -33,6 +36,7 @@ from treenail.controllers.image_build import (
     writer,
 )
 from treenail.errors import NotFoundError, TreenailError
+from treenail.image.oci.documents import make_system_tag
 from treenail.image.oci.prune import PrunePlan, StoredImage, collect_references, plan_pruning
 from treenail.kube import api_client, resources
 from treenail.registry.client import RegistryClient
@@ -132,7 +136,7 @@ def _add_build(references: ImageReferences, build: machineosbuild.MachineOSBuild
     references.tags[build.name] = name
     for system in build_objects.read_systems(build).values():
         if system.content_key:
-            references.tags[build_objects.make_system_tag(system.content_key)] = name
+            references.tags[make_system_tag(system.content_key)] = name
     if build.state is machineosbuild.BuildState.SUCCEEDED:
         digest = build.pull_spec.partition("@")[2]
         references.succeeded.setdefault(build.image_config, set()).add(digest)
@@ -259,11 +263,7 @@ class ImagePruner:
     ) -> None:
         gone: frozenset[str] = frozenset()
         try:
-            by_repository: dict[str, list[build_objects.PushedImage]] = {}
-            for candidate in candidates:
-                by_repository.setdefault(candidate.image.partition("@")[0], []).append(candidate)
-            for images in by_repository.values():
-                gone |= self._prune_repository(config, images)
+            gone = self._prune_repository(config, candidates)
         except TreenailError as error:
             log.warning("cannot prune the images of %s: %s", config.name, error)
         except Exception:
@@ -277,7 +277,7 @@ class ImagePruner:
     def _prune_repository(
         self, config: machineosconfig.MachineOSConfig, images: Sequence[build_objects.PushedImage]
     ) -> frozenset[str]:
-        """Return the images of one repository that it no longer has."""
+        """Return the images that the repository no longer has, or that are not of this config."""
         spec = images[0].spec
         login = self._planner.read_push_login(config)
         tls = TlsSettings(ca_pem=self._planner.read_ca(spec.registry))
@@ -306,18 +306,18 @@ class ImagePruner:
         if len(cache) > _CACHE_LIMIT:
             cache.clear()
         check_time = make_time_check(self._clock, PASS_S)
-        stored = read_candidates(client, repository, by_digest, cache, check_time)
-        present = {image.digest for image in stored}
+        stored = read_candidates(client, repository, config.name, by_digest, cache, check_time)
+        own = {image.digest for image in stored if image.build}
         # As late as possible: a reference that appears meanwhile must count.
         present_references = self._references.read_references()
-        references = _protect_tags(present_references, images)
+        references = _protect_tags(present_references, stored)
         previous = _find_previous(present_references, config, images)
         plan = plan_pruning(stored, references, previous)
         result = delete_images(
             client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
         )
         self._record_result(result, config, repository)
-        absent = (by_digest.keys() - present) | set(result.deleted)
+        absent = (by_digest.keys() - own) | set(result.deleted)
         return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
 
     def _record_result(
@@ -360,34 +360,34 @@ def make_time_check(clock: Clock, limit_s: float) -> CheckTime:
 def read_candidates(
     client: RegistryClient,
     repository: str,
-    candidates: Mapping[str, build_objects.PushedImage],
+    owner: str,
+    candidates: Iterable[str],
     cache: ImageCache,
     check_time: CheckTime = never_late,
 ) -> tuple[StoredImage, ...]:
-    """Return all images; only candidates count as treenail's."""
+    """Return all images; only candidates that builds of the owner pushed have a build."""
     tagged = read_stored_images(client, repository, cache, check_time)
-    images = {stored.digest: replace(stored, build="") for stored in tagged}
-    for digest, image in candidates.items():
-        if digest in images:
-            images[digest] = replace(images[digest], build=image.tag)
-            for instance in images[digest].instances:
-                # Only lists name them; the plan keeps those of lists that stay.
-                if instance in images:
-                    images[instance] = replace(images[instance], build=image.tag)
-        elif client.head_manifest(repository, digest) is not None:
+    images = {stored.digest: stored for stored in tagged}
+    own: set[str] = set()
+    for digest in candidates:
+        check_time()
+        if digest not in images and client.head_manifest(repository, digest) is not None:
             # Its tag names a newer image.
-            images[digest] = StoredImage(digest, build=image.tag)
-    return tuple(images.values())
+            images[digest] = read_image(client, repository, digest, cache)
+        if digest in images and images[digest].owner == owner:
+            # Only lists name their instances; the plan keeps those of lists that stay.
+            own |= {digest, *images[digest].instances}
+    return tuple(
+        image if image.digest in own else replace(image, build="") for image in images.values()
+    )
 
 
-def _protect_tags(
-    references: ImageReferences, images: Sequence[build_objects.PushedImage]
-) -> Mapping[str, str]:
+def _protect_tags(references: ImageReferences, images: Iterable[StoredImage]) -> Mapping[str, str]:
     """Return the references by digest; builds refer to the tags that they push, too."""
     by_tag = {
-        image.spec.digest: references.tags[image.tag]
+        image.digest: references.tags[image.build]
         for image in images
-        if image.tag in references.tags
+        if image.build in references.tags
     }
     return {**by_tag, **references.digests}
 

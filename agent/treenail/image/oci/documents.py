@@ -17,6 +17,9 @@ BASE_IMAGE = "baseOSContainerImage"
 RELEASE = "releaseversion"
 CONTENT_KEY = "io.treenail.content-key"
 BUILD = "io.treenail.machine-os-build"
+IMAGE_CONFIG = "io.treenail.machine-os-config"
+SYSTEM_LAYER = "io.treenail.system-layer"
+"""The diff ID of the last layer of a system part: images on it inherit the label, not the layer."""
 CONFIG_LAYER = "io.treenail.config-layer"
 """The diff ID of the config layer: a later config replaces this layer."""
 
@@ -30,6 +33,7 @@ class ImageLabels:
     base_image: str
     release: str = ""
     content_key: str = ""
+    image_config: str = ""
     build: str = ""
 
     def to_map(self) -> dict[str, str]:
@@ -40,6 +44,7 @@ class ImageLabels:
             BASE_IMAGE: self.base_image,
             RELEASE: self.release,
             CONTENT_KEY: self.content_key,
+            IMAGE_CONFIG: self.image_config,
             BUILD: self.build,
         }
         return {name: text for name, text in labels.items() if text}
@@ -192,6 +197,37 @@ def read_labels(config: bytes) -> dict[str, str]:
     if not isinstance(labels, dict):
         return {}
     return {name: text for name, text in labels.items() if isinstance(text, str)}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrigin:
+    """The origin of an image that its config states."""
+
+    image_config: str = ""
+    """The MachineOSConfig; empty unless treenail added the last layer."""
+    tag: str = ""
+    """The tag that its build gave it."""
+
+
+def read_origin(config: bytes) -> ImageOrigin:
+    """Return the origin of an image. An image that a user built on it has none."""
+    labels = read_labels(config)
+    document: Json = json.loads(config) if labels else {}
+    rootfs = document.get("rootfs")
+    diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    last = diff_ids[-1] if isinstance(diff_ids, list) and diff_ids else None
+    if last is not None and labels.get(CONFIG_LAYER) == last:
+        return ImageOrigin(labels.get(IMAGE_CONFIG, ""), labels.get(BUILD, ""))
+    if last is not None and labels.get(SYSTEM_LAYER) == last:
+        return ImageOrigin(
+            labels.get(IMAGE_CONFIG, ""), make_system_tag(labels.get(CONTENT_KEY, ""))
+        )
+    return ImageOrigin()
+
+
+def make_system_tag(content_key: str) -> str:
+    """Return the tag of the system part of builds with this key."""
+    return f"system-{content_key}"
 
 
 def encode(document: Mapping[str, object]) -> bytes:

@@ -19,9 +19,11 @@ class StoredImage:
     digest: str
     tags: tuple[str, ...] = ()
     build: str = ""
-    """The MachineOSBuild of its label; empty for an image that treenail did not build."""
+    """The tag that its build gave it; empty for an image that must stay."""
     instances: tuple[str, ...] = ()
     """The digests that a list of manifests names."""
+    owner: str = ""
+    """The MachineOSConfig that built it; empty for an image that treenail did not build."""
 
 
 @dataclass(frozen=True, slots=True)

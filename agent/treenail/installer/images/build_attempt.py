@@ -286,6 +286,7 @@ class SystemImageBuilder:
             user_line=system.user_line,
             push_registry=registry.push_address if registry is not None else "",
             mirrors=plan.mirrors,
+            labels=system.labels,
         )
         ca_pem = "\n".join(filter(None, (plan.ca_pem, registry.ca_pem if registry else "")))
         limit_s = min(float(plan.deadline_s), self._settings.build_timeout_s)
