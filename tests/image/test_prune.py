@@ -79,12 +79,6 @@ def test_instance_that_a_kept_list_names_stays() -> None:
     assert plan.deleted == (first,)
 
 
-def test_unknown_references_keep_everything() -> None:
-    plan = plan_pruning([OLD, NEW], {}, [], unknown=["Nodes"])
-    assert plan.deleted == ()
-    assert plan.kept[OLD.digest] == "unknown references: Nodes cannot be read"
-
-
 NAMES = st.integers(0, 12).map(str)
 
 

@@ -1,5 +1,6 @@
 """Entitlements and the cache of builds, from the controller to the registry of a lab."""
 
+import base64
 import gzip
 import io
 import json
@@ -171,3 +172,39 @@ def test_second_build_takes_instructions_from_the_cache_in_the_registry(lab: Lab
         assert read_file(client, digest, "usr/lib/second") == "second\n"
     finally:
         client.close()
+
+
+def test_instruction_of_a_job_has_a_root_of_its_own_and_finds_no_login(lab: Lab) -> None:
+    before = wait_image(lab)
+    logins = [
+        entry["auth"]
+        for login in (lab.registry.push_login, lab.registry.pull_login)
+        for entry in json.loads(login)["auths"].values()
+    ]
+    logins += [base64.b64decode(login).decode().partition(":")[2] for login in logins]
+    patterns = " ".join(f"{text[:6]} {text[6:]}" for text in logins)
+    text = f"""FROM configs AS way
+RUN ln -s / /dat
+FROM configs AS final
+RUN --mount=type=bind,from=way,source=/dat,target=/out,rw \\
+  printf '%s%s\\n' {patterns} > /patterns; echo result $(ls /out); \\
+  for f in $(busybox grep -rlFf /patterns /out/tmp /out/etc /out/run /out/var /out/build-work \\
+    /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2> /dev/null); do \\
+  case $f in */patterns) ;; *) echo result login in $f;; esac; done; \\
+  read a b c < /proc/self/uid_map; echo result $a $b $c
+"""
+    content: Json = {"containerfileArch": "NoArch", "content": text}
+    lab.client.patch(MACHINEOSCONFIGS, "worker", {"spec": {"containerFile": [content]}})
+    wait_image(lab, before=before)
+    assert lab.builder is not None
+    lines = [
+        line
+        for path in lab.builder.log_directory.rglob("build.log")
+        for line in path.read_text().splitlines()
+        if line.startswith("result ")
+    ]
+    assert len(lines) == 2, lines
+    shown = set(lines[0].split()[1:])
+    assert "build-work" in shown
+    assert not {"build-inputs", "build-secrets", "root", "home"} & shown
+    assert lines[1] == f"result 0 {0x7F000000} 65536"

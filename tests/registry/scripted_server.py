@@ -30,12 +30,13 @@ def make_answer(status: int, content: bytes = b"", **headers: str) -> bytes:
 class ScriptedServer:
     """Answers each request by a function, and closes the connection after it."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, address: str = "127.0.0.1") -> None:
         self.requests: list[SeenRequest] = []
         self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
         self.port: int = self._listener.getsockname()[1]
-        self.host = f"127.0.0.1:{self.port}"
+        self.host = f"[{address}]:{self.port}" if ":" in address else f"{address}:{self.port}"
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:

@@ -1,6 +1,10 @@
 """A hostile registry: each answer ends in a typed error, within limits, and leaks no login."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -323,6 +327,68 @@ def test_redirect_to_another_host_carries_no_login() -> None:
     assert server.requests[-1].headers["authorization"] == LOGIN.basic
     assert [each.target for each in storage.requests] == ["/blob?signature=1"]
     assert "authorization" not in storage.requests[0].headers
+
+
+REDIRECTS = """
+import sys
+from tests.registry.test_hostile_registry import follow_redirects
+follow_redirects(*sys.argv[1:])
+"""
+
+
+def follow_redirects(*targets: str) -> None:
+    """Print the errors of a registry that is not on loopback, and the requests that arrived."""
+    ok = repeat(make_answer(200, b"x"))
+    with (
+        ScriptedServer(ok) as loopback,
+        ScriptedServer(ok, "::1") as other,
+        ScriptedServer(ok, "169.254.169.254") as link,
+    ):
+        for target in targets:
+            url = target.replace("P4", str(loopback.port)).replace("P6", str(other.port))
+            url = url.replace("PL", str(link.port))
+            is_token = "token" in target
+            answer = (
+                make_answer(401, WWW_Authenticate=f'Bearer realm="{url}",service="x"')
+                if is_token
+                else make_answer(307, Location=url)
+            )
+            with ScriptedServer(repeat(answer), "192.0.2.1") as server:
+                try:
+                    read_blob(make_client(server))
+                except RegistryError as error:
+                    sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        counts = [len(server.requests) for server in (loopback, other, link)]
+        sys.stdout.write(f"{counts}\n")
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
+    reason="needs root for a network namespace, and ip",
+)
+@pytest.mark.process
+def test_registry_sends_to_no_address_of_this_host_or_link() -> None:
+    targets = (
+        "http://127.0.0.1:P4/x", "http://localhost:P4/x", "http://[::1]:P6/x",
+        "http://[::ffff:127.0.0.1]:P4/x", "http://169.254.169.254:PL/x", "http://127.0.0.1:P4/token",
+    )  # fmt: skip
+    setup = (
+        "ip link set lo up; ip address add 192.0.2.1/32 dev lo; "
+        'ip address add 169.254.169.254/32 dev lo; exec "$@"'
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", setup, "sh", sys.executable, "-c", REDIRECTS, *targets],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    *problems, requests = done.stdout.splitlines()
+    assert requests == "[0, 0, 0]", done.stdout
+    assert len(problems) == len(targets)
+    for problem in problems:
+        assert "expected no address of this host or link" in problem
 
 
 def test_error_of_the_other_host_names_no_signed_url() -> None:

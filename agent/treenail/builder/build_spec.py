@@ -34,7 +34,7 @@ GO = b"go\n"
 STORAGE_DRIVERS = ("overlay", "vfs")
 """Of buildah; the first is the default."""
 _FILE_LIMIT, _FILES_LIMIT = memory.MIB, 8 * memory.MIB  # bytes of one input file, and of all
-_COUNT_LIMIT = 10_000  # files
+_COUNT_LIMIT = 1000  # files
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,13 @@ class InputFiles:
 
     @property
     def spec(self) -> BuildSpec:
-        return BuildSpec.from_json(decode.load_json(self._get("build.json"), where="build.json"))
+        document = decode.load_json(self.files["build.json"], where="build.json")
+        return BuildSpec.from_json(document)
 
     @property
     def containerfile(self) -> str:
         try:
-            return self._get("Containerfile").decode()
+            return self.files["Containerfile"].decode()
         except UnicodeDecodeError as error:
             raise errors.ConfigError(
                 f"cannot read the Containerfile: expected UTF-8, found another encoding at byte "
@@ -114,17 +115,8 @@ class InputFiles:
     @property
     def context(self) -> dict[str, bytes]:
         """Files for COPY by name."""
-        begin = "context/"
-        return {
-            path.removeprefix(begin): content
-            for path, content in self.files.items()
-            if path.startswith(begin)
-        }
-
-    def _get(self, name: str) -> bytes:
-        if name not in self.files:
-            raise errors.FileError(f"cannot read the input {name}: it does not exist")
-        return self.files[name]
+        paths = [path for path in self.files if path.startswith("context/")]
+        return {path.removeprefix("context/"): self.files[path] for path in paths}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +134,18 @@ class BuildDirectories:
 
     def read_inputs(self) -> InputFiles:
         """Copy the inputs into memory; raise `HostError` unless the copy has the digest."""
-        context = self.inputs / "context"
-        files = read_files(self.inputs)
-        if context.is_dir():
-            files |= {f"context/{name}": text for name, text in read_files(context).items()}
-        if self.digest:
-            hashes = {path: hashlib.sha256(text).hexdigest() for path, text in files.items()}
-            actual = compute_inputs_digest(hashes)
-            if actual != self.digest:
-                raise errors.HostError(
-                    f"cannot build: expected inputs with the digest {self.digest:.80}, found "
-                    f"{actual}: a ConfigMap with inputs was changed after the Job was created",
-                    remedy="leave it as it is: the controller starts another Job",
-                )
+        files = {name: read_file(self.inputs / name) for name in ("Containerfile", "build.json")}
+        files |= read_files(self.inputs)
+        if (context := self.inputs / "context").is_dir():
+            files |= {f"context/{name}": content for name, content in read_files(context).items()}
+        hashes = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+        actual = compute_inputs_digest(hashes)
+        if self.digest not in ("", actual):
+            raise errors.HostError(
+                f"cannot build: expected inputs with the digest {self.digest:.80}, found "
+                f"{actual}: a ConfigMap with inputs was changed after the Job was created",
+                remedy="leave it as it is: the controller starts another Job",
+            )
         return InputFiles(files)
 
     def read_fetched(self) -> FetchOutput:
@@ -188,17 +179,14 @@ def read_files(directory: Path) -> dict[str, bytes]:
     would put both into the image, and no two builds would be equal.
     """
     files: dict[str, bytes] = {}
-    size = 0
     try:
-        paths = sorted(directory.iterdir())
+        names = sorted(path.name for path in directory.iterdir() if path.is_file())
     except OSError as error:
         raise errors.FileError(f"cannot read {directory}: {error.strerror}") from error
-    for path in paths:
-        if path.name.startswith("..") or not path.is_file():
-            continue
-        files[path.name] = read_file(path)
-        size += len(files[path.name])
-        if size > _FILES_LIMIT or len(files) > _COUNT_LIMIT:
+    for name in names:
+        if not name.startswith(".."):
+            files[name] = read_file(directory / name)
+        if sum(map(len, files.values())) > _FILES_LIMIT or len(files) > _COUNT_LIMIT:
             raise errors.FileError(
                 f"cannot read {directory}: it has more than {_COUNT_LIMIT} files or "
                 f"{_FILES_LIMIT} bytes"

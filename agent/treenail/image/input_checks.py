@@ -323,17 +323,17 @@ def find_pull_secret_findings(document: object | None, where: str) -> Iterator[I
     yield from _check_secret(document, where, "spec.baseImagePullSecret", "")
 
 
-def read_context(document: object, where: str) -> BuildContext:
-    """Read the files of a ConfigMap; raise `ConfigError`."""
+def read_context(document: object, where: str, *, is_secret: bool = False) -> BuildContext:
+    """Read the files of a ConfigMap or Secret; raise `ConfigError`."""
     fields = decode.Fields.from_json(document, where)
-    files = {name: text.encode() for name, text in fields.get_text_map("data").items()}
-    for name, text in fields.get_text_map("binaryData").items():
+    plain, encoded = ("stringData", "data") if is_secret else ("data", "binaryData")
+    files = {name: text.encode() for name, text in fields.get_text_map(plain).items()}
+    for name, text in fields.get_text_map(encoded).items():
         try:
             files[name] = json_text.decode_base64(text)
-        except ValueError as error:
-            raise errors.ConfigError(
-                f"{where}: expected base64 in binaryData, key {name}"
-            ) from error
+        except ValueError:
+            # Without its cause, which contains the content.
+            raise errors.ConfigError(f"{where}: expected base64 in {encoded}, key {name}") from None
     return BuildContext(files)
 
 

@@ -5,6 +5,7 @@
 
 import contextlib
 import http.client
+import ipaddress
 import re
 import socket
 import ssl
@@ -194,6 +195,7 @@ class RegistryTransport:
         self._limits = limits
         self._clock = clock
         self._idle: dict[tuple[str, str, int], _Connection] = {}
+        self._is_local: bool | None = None
         # Callers need not close a client.
         weakref.finalize(self, _close_connections, self._idle)
 
@@ -223,7 +225,7 @@ class RegistryTransport:
                 return RegistryAnswer(self, idle, action, url)
             idle.close()
         with translate_errors(action, url.address):
-            connection = self._connect(url, deadline)
+            connection = self._connect(url, deadline, action)
             try:
                 connection.exchange(method, url.target, fields, body)
             except BaseException:
@@ -250,13 +252,15 @@ class RegistryTransport:
         """Close the connections that wait for a request."""
         _close_connections(self._idle)
 
-    def _connect(self, url: Url, deadline: float) -> "_Connection":
+    def _connect(self, url: Url, deadline: float, action: str) -> "_Connection":
         proxy = None
         if url.scheme == "https":
             proxy = self._proxies.find_proxy(url.host, url.port)
         place = (url.host, url.port) if proxy is None else (proxy.host, proxy.port)
         plain = socket.create_connection(place, self._limits.connect_s)
         try:
+            if proxy is None:
+                self._check_address(plain.getpeername()[0], url, action)
             # http.client sends head and body apart: Nagle's algorithm would hold back the body
             # until the server has acknowledged the head.
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -270,6 +274,23 @@ class RegistryTransport:
             raise
         limited = deadline_socket.DeadlineSocket(plain, self._clock, self._limits.idle_s, deadline)
         return _Connection(limited, url.origin)
+
+    def _check_address(self, address: str, url: Url, action: str) -> None:
+        """Reject services of this host or link, unless the registry itself is there.
+
+        Redirects and token servers are what the registry says.
+        """
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        is_local = ip.is_loopback or ip.is_link_local
+        # The first connection is to the registry.
+        if self._is_local is None:
+            self._is_local = is_local
+        if is_local and not self._is_local:
+            raise AnswerInvalid(
+                f"cannot {action}: the registry sends to {url.address}, which is {ip}: expected no "
+                "address of this host or link"
+            )
 
     def _open_tunnel(self, plain: socket.socket, url: Url, proxy: Proxy, deadline: float) -> None:
         limited = deadline_socket.DeadlineSocket(

@@ -13,7 +13,7 @@ from treenail.api import annotations as key
 from treenail.builder.build_spec import BuildDirectories
 from treenail.controllers.image_build import build_planner, job_builder
 from treenail.controllers.image_build.cluster_reader import ClusterReader
-from treenail.errors import HostError
+from treenail.errors import FileError, HostError
 from treenail.image.build_inputs import LAYERS
 from treenail.kube.resources import CONFIGMAPS, get_object
 
@@ -65,9 +65,10 @@ def test_phase_rejects_inputs_that_changed_after_its_job_was_created(
         show_inputs(site, job, tmp_path / "inputs").read_inputs()
 
 
-def test_input_that_is_a_pipe_or_has_no_end_is_rejected(tmp_path: Path) -> None:
+def test_input_without_end_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "Containerfile").symlink_to("/dev/zero")
-    assert BuildDirectories(tmp_path, tmp_path).read_inputs().files == {}
+    with pytest.raises(FileError, match="longer than 1048576 bytes"):
+        BuildDirectories(tmp_path, tmp_path).read_inputs()
 
 
 @pytest.mark.parametrize("option", ["", LAYERS])

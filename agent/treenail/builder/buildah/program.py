@@ -390,11 +390,9 @@ class Buildah:
         """Create the directories and the configuration; nothing of /etc/containers counts."""
         area, home = self._work / AREA, self.given / "home"
         try:
-            for path in (home, self.given / _LAYOUT):
+            for path in (home, self.given / _LAYOUT, area / "tmp"):
                 path.mkdir(parents=True, exist_ok=True)
-            for path in (area, self.storage, area / "run", area / "tmp"):
-                path.mkdir(parents=True, exist_ok=True)
-                self._give(path)
+            self._give(area, area / "tmp")
             (home / "storage.conf").write_text(
                 f'[storage]\ndriver = "{self.driver}"\n'
                 f'graphroot = "{self.storage}"\nrunroot = "{area}/run"\n'
@@ -446,8 +444,7 @@ class Buildah:
 
         The layout is in the work directory, and has nothing that a RUN must not change.
         """
-        for path in (layout, *layout.rglob("*")):
-            self._give(path)
+        self._give(layout, *layout.rglob("*"))
         self._run_store_command(
             ["push", "--quiet", f"--signature-policy={self.given}/home/policy.json",
              "--format=oci", image, f"oci:{_LAYOUT}:{name}"],
@@ -549,16 +546,16 @@ class Buildah:
             BindMount(area, str(area), is_writable=True),
             *mounts,
         ]
-        for path in (self.given, *self.given.rglob("*")):
-            self._give(path)
+        # The owner is part of the digest of a COPY.
+        self._give(self.given, *self.given.rglob("*"))
         return self._program.run_program(argv, timeout_s=timeout_s, add_line=add_line, mounts=shown)
 
-    def _give(self, path: Path) -> None:
-        """Give a file to the root of the sandbox."""
+    def _give(self, *paths: Path) -> None:
+        """Give files to the root of the sandbox."""
         try:
-            if os.geteuid() == 0:
+            for path in paths if os.geteuid() == 0 else ():
                 os.chown(path, *self._program.root, follow_symlinks=False)
         except OSError as error:
             raise errors.FileError(
-                f"cannot change the owner of {path}: {error.strerror}"
+                f"cannot change the owner of {error.filename}: {error.strerror}"
             ) from error

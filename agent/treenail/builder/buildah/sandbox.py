@@ -37,7 +37,7 @@ _MS_RELATIME, _ST_RELATIME = 1 << 21, 4096
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
 _PROCESS_LIMIT = 4096
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
 # Of /etc what libc, the clients of TLS, and buildah for the files of a RUN read: no key, no login.
 _ETC = (
     "alternatives", "ca-certificates", "crypto-policies", "group", "host.conf", "hosts",
@@ -140,11 +140,8 @@ def _enter_root(libc: ctypes.CDLL, sources: list[tuple[bool, int, str]]) -> None
     # The copied mounts are slaves of those outside, because the user namespace is another one:
     # later mounts of the host would appear here (mount_namespaces(7)).
     _mount(libc, "none", "/", _MS_REC | _MS_PRIVATE)
-    shown = [(path, os.open(path, os.O_PATH)) for path in _SYSTEM if os.path.isdir(path)]
-    names = [path for path in (f"/etc/{name}" for name in _ETC) if os.path.exists(path)]
-    names += [path for path in (f"/dev/{name}" for name in _DEVICES) if os.path.exists(path)]
-    names += ["/sys"]
-    shown += [(path, os.open(path, os.O_PATH)) for path in names]
+    wanted = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *(f"/dev/{name}" for name in _DEVICES)]
+    shown = [(path, os.open(path, os.O_PATH)) for path in wanted if os.path.exists(path)]
     # No directory that is shown, or in one: its copies would have this mount too. pivot_root(2)
     # uncovers it again.
     root = "/etc"
@@ -152,8 +149,9 @@ def _enter_root(libc: ctypes.CDLL, sources: list[tuple[bool, int, str]]) -> None
     for path, source in shown:
         if path in _SYSTEM and os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
+            os.close(source)
             continue
-        _bind(libc, source, root + path, is_writable=not path.startswith(("/usr", "/etc")))
+        _bind(libc, source, root + path, is_writable=path.startswith(("/dev", "/sys")))
     for path in ("/dev/pts", "/dev/shm", "/proc", "/run", "/tmp", "/var/tmp"):
         os.makedirs(root + path, 0o755, exist_ok=True)
     for path in ("/dev/shm", "/tmp", "/var/tmp"):

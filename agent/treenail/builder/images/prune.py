@@ -175,9 +175,7 @@ def read_image(
     return cache[digest]
 
 
-def _read_origin(
-    client: RegistryClient, repository: str, manifest: Manifest
-) -> documents.ImageOrigin:
+def _read_origin(client: RegistryClient, repository: str, manifest: Manifest) -> tuple[str, str]:
     """Return who built an image, as its labels say."""
     where = client.format_image(repository, manifest.digest)
     config = parse_descriptor(json.loads(manifest.content).get("config"), where=where)
@@ -187,8 +185,8 @@ def _read_origin(
 def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) -> prune.StoredImage:
     where = client.format_image(repository, manifest.digest)
     if not manifest.is_index:
-        origin = _read_origin(client, repository, manifest)
-        return prune.StoredImage(manifest.digest, build=origin.tag, owner=origin.image_config)
+        owner, tag = _read_origin(client, repository, manifest)
+        return prune.StoredImage(manifest.digest, build=tag, owner=owner)
     document = json.loads(manifest.content)
     entries = document.get("manifests")
     listed = entries if isinstance(entries, list) else []
@@ -197,7 +195,7 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
             f"{where} lists {len(listed)} images, and at most {_INSTANCES_LIMIT} can be compared"
         )
     instances = tuple(parse_descriptor(entry, where=where).digest for entry in listed)
-    nothing = documents.ImageOrigin()
+    nothing = ("", "")
     origins = set()
     for instance in instances:
         try:
@@ -207,7 +205,5 @@ def _parse_image(client: RegistryClient, repository: str, manifest: Manifest) ->
         except errors.NotFound:
             origins.add(nothing)
     # A list is treenail's if each of its images is.
-    origin = origins.pop() if len(origins) == 1 else nothing
-    return prune.StoredImage(
-        manifest.digest, build=origin.tag, owner=origin.image_config, instances=instances
-    )
+    owner, tag = origins.pop() if len(origins) == 1 else nothing
+    return prune.StoredImage(manifest.digest, build=tag, owner=owner, instances=instances)

@@ -35,8 +35,6 @@ class BuildSettings:
     mounts: tuple[program.BindMount, ...] = ()
     """Entitlements that instructions see."""
     timeout_s: float = 3600.0
-    keeps_layers: bool = False
-    """Whether single instructions are kept for the cache."""
 
 
 def build_image(
@@ -66,7 +64,7 @@ def build_image(
     ]
     references, loaded_ids = _load_images(buildah, fetched, directories.layout)
     loaded = clock.monotonic()
-    keeps_layers = settings.keeps_layers or bool(spec.cache_repository)
+    keeps_layers = bool(spec.cache_repository)
     with disk_space.DiskSpaceSampler(directories.work) as disk:
         builder = ContainerfileBuilder(
             buildah,

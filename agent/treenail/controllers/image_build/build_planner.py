@@ -515,7 +515,7 @@ def read_build_files(
     reader: cluster_reader.ClusterReader, plan: BuildPlan
 ) -> tuple[dict[str, bytes], dict[str, tuple[str, Mapping[str, bytes]]]]:
     """Return the user's files for COPY, and the entitlements of `OfflineBuild`."""
-    context = _read_files(reader, resources.CONFIGMAPS, plan.context) if plan.context else {}
+    context = dict(_read_files(reader, resources.CONFIGMAPS, plan.context)) if plan.context else {}
     entitlements: dict[str, tuple[str, Mapping[str, bytes]]] = {
         entitlement.name: (
             entitlement.path,
@@ -532,20 +532,12 @@ def read_build_files(
 
 def _read_files(
     reader: cluster_reader.ClusterReader, resource: resources.Resource, name: str
-) -> dict[str, bytes]:
+) -> Mapping[str, bytes]:
     """Return the files that the kubelet shows of a ConfigMap or Secret."""
     document = reader.find_object(resource, name) or {}
-    fields = decode.Fields.from_json(document, f"{resource.kind} {name}")
-    encoded = "data" if resource is resources.SECRETS else "binaryData"
-    plain = "stringData" if resource is resources.SECRETS else "data"
-    files = {path: text.encode() for path, text in fields.get_text_map(plain).items()}
-    for path, text in fields.get_text_map(encoded).items():
-        try:
-            files[path] = json_text.decode_base64(text)
-        except ValueError:
-            # Without its cause, which contains the content.
-            raise ConfigError(f"{resource.kind} {name}: {path} is not base64") from None
-    return files
+    where = f"{resource.kind} {name}"
+    is_secret = resource is resources.SECRETS
+    return input_checks.read_context(document, where, is_secret=is_secret).files
 
 
 def find_system_images(

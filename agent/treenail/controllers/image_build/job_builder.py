@@ -124,20 +124,18 @@ def build_input_configmap(
     return body
 
 
-def compute_inputs_digest(plan: build_planner.BuildPlan, configmap: decode.Json) -> str:
-    """Return the digest of the files that `_build_sources` shows.
-
-    A user may change ConfigMaps, and the kubelet shows the change; the Job stays as it is.
-    """
+def compute_inputs_digest(
+    plan: build_planner.BuildPlan, system: build_planner.SystemPlan, configmap: decode.Json
+) -> str:
+    """Return the digest of the files of `_build_sources`, which users may change."""
     from treenail.builder import build_spec  # noqa: PLC0415  as above
 
-    fields = decode.Fields.from_json(configmap, "ConfigMap")
-    own = {name: text.encode() for name, text in fields.get_text_map("data").items()}
-    for name, text in fields.get_text_map("binaryData").items():
-        own[f"context/{name}"] = base64.b64decode(text)
+    files = {f"context/{name}": content for name, content in system.own_files.items()}
+    own = decode.Fields.from_json(configmap, "ConfigMap").get_text_map("data")
+    files |= {name: text.encode() for name, text in own.items()}
+    context = {f"context/{name}": digest for name, digest in plan.context_files.items()}
     return build_spec.compute_inputs_digest(
-        {f"context/{name}": digest for name, digest in plan.context_files.items()}
-        | {path: hashlib.sha256(content).hexdigest() for path, content in own.items()}
+        context | {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
     )
 
 
@@ -402,7 +400,7 @@ class JobBuilder:
                 attempt=attempt,
                 pull_login=pull_login,
                 push_login=push_login,
-                inputs_digest=compute_inputs_digest(plan, inputs),
+                inputs_digest=compute_inputs_digest(plan, system, inputs),
             )
             self._create_job(body, owner)
 

@@ -199,30 +199,21 @@ def read_labels(config: bytes) -> dict[str, str]:
     return {name: text for name, text in labels.items() if isinstance(text, str)}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageOrigin:
-    """The origin of an image that its config states."""
+def read_origin(config: bytes) -> tuple[str, str]:
+    """Return the MachineOSConfig that built an image, and the tag that its build gave it.
 
-    image_config: str = ""
-    """The MachineOSConfig; empty unless treenail added the last layer."""
-    tag: str = ""
-    """The tag that its build gave it."""
-
-
-def read_origin(config: bytes) -> ImageOrigin:
-    """Return the origin of an image. An image that a user built on it has none."""
+    Both are empty for other images, also for one that a user built on such an image.
+    """
     labels = read_labels(config)
-    document: Json = json.loads(config) if labels else {}
-    rootfs = document.get("rootfs")
+    rootfs = json.loads(config).get("rootfs") if labels else None
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    last = diff_ids[-1] if isinstance(diff_ids, list) and diff_ids else None
-    if last is not None and labels.get(CONFIG_LAYER) == last:
-        return ImageOrigin(labels.get(IMAGE_CONFIG, ""), labels.get(BUILD, ""))
-    if last is not None and labels.get(SYSTEM_LAYER) == last:
-        return ImageOrigin(
-            labels.get(IMAGE_CONFIG, ""), make_system_tag(labels.get(CONTENT_KEY, ""))
-        )
-    return ImageOrigin()
+    last = diff_ids[-1] if isinstance(diff_ids, list) and diff_ids else object()
+    owner = labels.get(IMAGE_CONFIG, "")
+    if labels.get(CONFIG_LAYER) == last:
+        return owner, labels.get(BUILD, "")
+    if labels.get(SYSTEM_LAYER) == last:
+        return owner, make_system_tag(labels.get(CONTENT_KEY, ""))
+    return "", ""
 
 
 def make_system_tag(content_key: str) -> str:

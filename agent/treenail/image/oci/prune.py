@@ -67,19 +67,16 @@ def plan_pruning(
     images: Sequence[StoredImage],
     references: Mapping[str, str],
     previous: Iterable[str],
-    *,
-    unknown: Sequence[str] = (),
 ) -> PrunePlan:
     """Return the images that nothing refers to.
 
-    ``previous`` are the digests of one previous image per MachineOSConfig. ``unknown`` names what
-    could not be read, such as a list of Nodes that is outdated: then nothing is deleted.
+    ``previous`` are the digests of one previous image per MachineOSConfig.
     """
     reasons = {digest: f"{name} refers to it" for digest, name in references.items()}
     reasons |= {digest: "it is a previous image" for digest in previous if digest not in reasons}
     kept: dict[str, str] = {}
     for image in images:
-        if reason := _find_reason(image, reasons, unknown):
+        if reason := _find_reason(image, reasons):
             kept[image.digest] = reason
     by_digest = {image.digest: image for image in images}
     _keep_families(by_digest, kept)
@@ -88,7 +85,7 @@ def plan_pruning(
     return PrunePlan(tuple(deleted), kept)
 
 
-def _find_reason(image: StoredImage, reasons: Mapping[str, str], unknown: Sequence[str]) -> str:
+def _find_reason(image: StoredImage, reasons: Mapping[str, str]) -> str:
     if image.digest in reasons:
         return reasons[image.digest]
     # Nodes record the digest of the instance, not that of the list.
@@ -98,9 +95,7 @@ def _find_reason(image: StoredImage, reasons: Mapping[str, str], unknown: Sequen
     if not image.build:
         return "treenail did not build it"
     foreign = sorted(tag for tag in image.tags if tag != image.build)
-    if foreign:
-        return f"it has the tag {foreign[0]}"
-    return f"unknown references: {unknown[0]} cannot be read" if unknown else ""
+    return f"it has the tag {foreign[0]}" if foreign else ""
 
 
 def _keep_families(by_digest: Mapping[str, StoredImage], kept: dict[str, str]) -> None:
