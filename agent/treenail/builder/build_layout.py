@@ -100,16 +100,14 @@ class ImageLayout:
             raise _make_file_error("write", self._get_path(digest), error) from error
 
     def move_blob(self, digest: str, other: "ImageLayout") -> None:
-        """Move a blob from another layout on this file system, unless this one has it."""
-        source, target = other.get_blob_path(digest), self._get_path(digest)
-        if self.find_blob(digest) is not None:
-            return
-        if source.is_symlink() or not source.is_file():
-            raise errors.FileError(f"cannot move {source}: it is no file")
+        """Move a blob from another layout on this file system."""
+        source = other.get_blob_path(digest)
+        if source.is_symlink():
+            raise errors.FileError(f"cannot move {source}: it is a link")
         try:
-            source.rename(target)
+            source.rename(self._get_path(digest))
         except OSError as error:
-            raise _make_file_error("write", target, error) from error
+            raise _make_file_error("move", source, error) from error
 
     def set_name(self, name: str, digest: str, media_type: str, size: int) -> None:
         """Name a manifest; the name moves from another manifest."""
@@ -215,12 +213,11 @@ def adopt_image(
     document = dict(read_manifest(image).values)
     manifest = decode.Fields(document, name)
     descriptors = [layer.values for layer in manifest.iter_objects("layers")]
-    for descriptor in descriptors:
-        if str(descriptor.get("digest")) not in layers:
-            layout.move_blob(str(descriptor.get("digest")), saved)
-    document["layers"] = [
-        layers.get(str(descriptor.get("digest")), descriptor) for descriptor in descriptors
-    ]
+    digests = [str(descriptor.get("digest")) for descriptor in descriptors]
+    for digest in dict.fromkeys(digests):
+        if digest not in layers:
+            layout.move_blob(digest, saved)
+    document["layers"] = list(map(layers.get, digests, descriptors))
     content = saved.read_blob(manifest.get_object("config").get_text("digest"))
     if labels:
         content = _add_labels(content, labels)

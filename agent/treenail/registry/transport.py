@@ -276,10 +276,7 @@ class RegistryTransport:
         return _Connection(limited, url.origin)
 
     def _check_address(self, address: str, url: Url, action: str) -> None:
-        """Reject services of this host or link, unless the registry itself is there.
-
-        Redirects and token servers are what the registry says.
-        """
+        """Reject services of this host or link, as of a redirect, unless the registry is there."""
         ip = ipaddress.ip_address(address.partition("%")[0])
         ip = getattr(ip, "ipv4_mapped", None) or ip
         is_local = ip.is_loopback or ip.is_link_local

@@ -58,9 +58,8 @@ def choose_own_id_maps() -> IdMaps:
 def choose_id_maps(user_id: int, user_name: str, group_id: int, *, proc: Path, etc: Path) -> IdMaps:
     """Choose the ID maps for a build by this user.
 
-    Root uses the range of root in /etc/subuid, or one that nothing else uses. In a container with
-    few IDs it uses all but the first. Another user needs subordinate IDs and the programs newuidmap
-    and newgidmap. Raises `HostError` with the remedy.
+    Root uses a range of its own, in a container with few IDs all but the first. Another user needs
+    subordinate IDs and the programs newuidmap and newgidmap. Raises `HostError` with the remedy.
     """
     if user_id == 0:
         # A process with CAP_SETUID may map any IDs of its own namespace, and only those
@@ -251,15 +250,10 @@ class SandboxedProgram:
         maps = self._id_maps
         # Without site-packages and the environment: starts in 20 ms.
         interpreter = [sys.executable, "-I", "-S", str(_SANDBOX)]
-        shown = [
-            word
-            for mount in mounts
-            for word in (
-                "rw" if mount.is_writable else "ro",
-                os.path.relpath(mount.source, self._directory),
-                mount.target,
-            )
-        ]
+        shown: list[str] = []
+        for mount in mounts:
+            source = os.path.relpath(mount.source, self._directory)
+            shown += ["rw" if mount.is_writable else "ro", source, mount.target]
         program = subprocess.Popen(
             [*interpreter, maps.uid_map, maps.gid_map, maps.way, *shown, "--", *argv],
             stdin=subprocess.DEVNULL,
@@ -442,7 +436,7 @@ class Buildah:
     def save_image(self, image: str, layout: Path, name: str) -> None:
         """Write an image of the storage into the layout; blobs that the layout has stay.
 
-        The layout is in the work directory, and has nothing that a RUN must not change.
+        It is in the work directory, and has nothing that a RUN must not change.
         """
         self._give(layout, *layout.rglob("*"))
         self._run_store_command(

@@ -168,7 +168,6 @@ def build_job(
     attempt: int,
     pull_login: str,
     push_login: str,
-    inputs_digest: str,
 ) -> decode.Json:
     """Build the Job of an attempt for one architecture.
 
@@ -209,9 +208,7 @@ def build_job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _build_pod(
-                    plan, system, build, settings, pull_login, push_login, inputs_digest
-                ),
+                "spec": _build_pod(plan, system, build, settings, pull_login, push_login),
             },
         },
     }
@@ -224,7 +221,6 @@ def _build_pod(
     settings: JobSettings,
     pull_login: str,
     push_login: str,
-    inputs_digest: str,
 ) -> decode.Json:
     volumes: list[decode.Json] = [
         {"name": "work", "emptyDir": {}},
@@ -235,7 +231,10 @@ def _build_pod(
             items: list[decode.Json] = [{"key": LOGIN_KEY, "path": _LOGIN_FILE}]
             secret: decode.Json = {"secretName": login, "items": items, "defaultMode": _MODE}
             volumes.append({"name": f"{kind}-login", "secret": secret})
-    build_container = partial(_build_container, plan, settings, inputs_digest)
+    inputs = build_input_configmap(plan, system, build, settings)
+    build_container = partial(
+        _build_container, plan, settings, compute_inputs_digest(plan, system, inputs)
+    )
     volumes += [_build_entitlement_volume(entitlement) for entitlement in plan.entitlements]
     return {
         "restartPolicy": "Never",
@@ -389,8 +388,9 @@ class JobBuilder:
         # Builds of the same key are decided on different threads.
         with self._lock:
             self._check_none_runs(system.wanted.share_key, owner)
-            inputs = build_input_configmap(plan, system, owner, self._settings)
-            self._put(resources.CONFIGMAPS, inputs)
+            self._put(
+                resources.CONFIGMAPS, build_input_configmap(plan, system, owner, self._settings)
+            )
             pull_login, push_login = self._prepare_logins(plan, system, config, owner)
             body = build_job(
                 plan,
@@ -400,7 +400,6 @@ class JobBuilder:
                 attempt=attempt,
                 pull_login=pull_login,
                 push_login=push_login,
-                inputs_digest=compute_inputs_digest(plan, system, inputs),
             )
             self._create_job(body, owner)
 
