@@ -5,19 +5,23 @@ Newer ones do not; there the attacks fail for two reasons.
 """
 
 import base64
+import gzip
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.builder.base_image import needs_busybox
-from tests.builder.builds import make_builder, make_spec, push_base, run_phases
+from tests.builder.base_image import ARCHITECTURE, needs_busybox
+from tests.builder.builds import make_builder, make_spec, open_client, push_base, run_phases
 from tests.builder.sandboxing import needs_buildah
+from tests.registry.images import push_image
 from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
@@ -105,6 +109,56 @@ def test_instruction_reaches_no_file_of_the_host(base: Base, tmp_path: Path) -> 
     assert not (tmp_path / "written").exists()
 
 
+@pytest.mark.parametrize("kind", ["name", "link", "hard", "repeated"])
+def test_layer_of_a_base_writes_and_reads_no_file_of_the_host(
+    base: Base, tmp_path: Path, kind: str
+) -> None:
+    registry, _ = base
+    (tmp_path / "canary").write_text("of the host")
+    up = "../" * 30
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        add_entry(archive, "etc/first", b"1")
+        if kind == "name":
+            add_entry(archive, f"{up}{tmp_path}/written", b"x")
+        elif kind == "link":
+            add_entry(archive, "out", link=str(tmp_path))
+            add_entry(archive, "out/written", b"x")
+        elif kind == "hard":
+            add_entry(archive, "etc/canary", link=f"{up}{tmp_path}/canary", is_hard=True)
+        for _ in range(3 if kind == "repeated" else 0):
+            add_entry(archive, "etc/first", b"2")
+            add_entry(archive, "etc/first", link=str(tmp_path))
+            add_entry(archive, "etc/first/written", b"x")
+    with open_client(registry) as client:
+        layer = gzip.compress(packed.getvalue(), mtime=0)
+        image = push_image(client, "os/hostile", kind, layers=[layer], architecture=ARCHITECTURE)
+    reference = f"{registry.host}/os/hostile@{image.digest}"
+    text = "COPY --from=configs /etc/canary /copied" if kind == "hard" else "COPY motd /motd"
+    lines: list[str] = []
+    builder = make_builder(registry, tmp_path, lines)
+    files = BuildFiles({"motd": b"x"})
+    spec = make_spec(registry)
+    with builder.open_build(f"FROM {reference} AS configs\n{text}\n", spec, files) as opened:
+        result = run_phases(opened)
+    assert not (tmp_path / "written").exists()
+    assert not (kind == "hard" and result.has_succeeded), lines
+
+
+def add_entry(
+    archive: tarfile.TarFile,
+    name: str,
+    content: bytes = b"",
+    *,
+    link: str = "",
+    is_hard: bool = False,
+) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.linkname = len(content), link
+    entry.type = tarfile.LNKTYPE if is_hard else tarfile.SYMTYPE if link else tarfile.REGTYPE
+    archive.addfile(entry, io.BytesIO(content))
+
+
 AS_USER = """
 import sys
 from pathlib import Path
@@ -120,7 +174,6 @@ def write_line(line: str) -> None:
 
 def build_as_user(place: str, host: str, reference: str, script: str) -> None:
     """Build with the files of `test_instruction_of_a_user_reaches_no_file_of_the_user`."""
-    from tests.builder.base_image import ARCHITECTURE
     from tests.builder.builds import make_local_builder
     from treenail.builder.build_spec import BuildSpec
     from treenail.builder.local import LocalSettings
