@@ -203,7 +203,7 @@ def push_image(
     log.info("pushed %s as %s", built.digest, target)
     seconds = {"push": clock.monotonic() - begin}
     if spec.cache_repository and _has_new_cache(layout, fetched):
-        references = build_spec.find_images(inputs.containerfile)
+        references = build_spec.find_images(inputs.containerfile, spec.architecture)
         _push_cache(layout, references, spec, fetched, settings, clock)
         seconds["cache"] = clock.monotonic() - begin - seconds["push"]
     return build_result.BuildResult(

@@ -17,7 +17,6 @@ from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_facts, build_objects, cluster_reader
 from treenail.controllers.pools import image_tags, os_image
 from treenail.controllers.render import render
-from treenail.encoding import json_text
 from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image import build_inputs, config_layer, input_checks
 from treenail.image.oci import documents
