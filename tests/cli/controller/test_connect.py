@@ -45,17 +45,22 @@ def test_token_needs_no_package(kubeconfig: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("no_proxy", "kind"),
+    ("no_proxy", "host", "kind"),
     [
-        ("", OfficialTransport),
-        ("other.example.com", OfficialTransport),
-        ("localhost,.example.com", HttpTransport),
-        ("*", HttpTransport),
+        ("", "api.example.com", OfficialTransport),
+        ("other.example.com", "api.example.com", OfficialTransport),
+        ("localhost,.example.com", "api.example.com", HttpTransport),
+        ("*", "api.example.com", HttpTransport),
+        ("172.30.0.0/16", "172.30.0.1", HttpTransport),
+        ("172.30.0.0/16", "172.31.0.1", OfficialTransport),
+        ("", "localhost", HttpTransport),
     ],
 )
 def test_package_connects_through_the_proxy_of_the_environment(
-    kubeconfig: str, no_proxy: str, kind: type, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, no_proxy: str, host: str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    server = f"https://{host}:6443"
+    kubeconfig = write_kubeconfig(tmp_path / "config", {"token": "t0ps3cret"}, server=server)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example.com:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     transport = create_transport([kubeconfig], "", SystemClock())

@@ -185,10 +185,10 @@ def _refuse_proxy(connection: ApiServerConfig) -> None:
     # Imported late: few environments have a proxy.
     if not (os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")):
         return
-    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # no stub
+    from treenail.registry.proxies import read_proxy_settings
 
     address = urlsplit(connection.server)
-    if not proxy_bypass_environment(address.netloc):
+    if read_proxy_settings(os.environ).find_proxy(address.hostname or "", address.port or 443):
         raise UnsupportedKubeconfigError(
             f"cannot connect to {address.netloc} through the proxy that HTTPS_PROXY names",
             remedy=f"add {address.hostname} to NO_PROXY, or install the Python package kubernetes",
