@@ -18,7 +18,6 @@ from treenail.registry.errors import Unreachable
 from treenail.registry.proxies import ProxySettings, make_variables, read_proxy_settings
 from treenail.registry.transport import TlsSettings
 
-
 NAME = "kubernetes.default.svc"
 """In the certificates of test registries: loopback is never reached through a proxy."""
 

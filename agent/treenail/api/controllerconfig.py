@@ -1,4 +1,4 @@
-"""Data of a ControllerConfig for every node: certificate authorities and a pull secret."""
+"""Data of a ControllerConfig: certificate authorities, a pull secret, and the proxy."""
 
 import base64
 import re
@@ -68,3 +68,17 @@ class ControllerConfigContents(codec.JsonObject, where="ControllerConfig"):
     """Pull secret of the cluster's registry; None when unset."""
     trust_bundle: Annotated[_Base64, codec.Key("spec.additionalTrustBundle")] = b""
     """CAs of all registries."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProxy(codec.JsonObject, where="ControllerConfig"):
+    """The proxy of the cluster; a URL may have a login."""
+
+    http: Annotated[str, codec.Key("spec.proxy.httpProxy")] = field(default="", repr=False)
+    https: Annotated[str, codec.Key("spec.proxy.httpsProxy")] = field(default="", repr=False)
+    exceptions: Annotated[str, codec.Key("spec.proxy.noProxy")] = ""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The values as variables of an environment."""
+        return {"HTTP_PROXY": self.http, "HTTPS_PROXY": self.https, "NO_PROXY": self.exceptions}

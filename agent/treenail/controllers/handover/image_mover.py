@@ -18,7 +18,6 @@ from treenail.kube.resources import MACHINEOSBUILDS
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, LoginRefused, RegistryError
-from treenail.registry.proxies import ProxySettings
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +58,10 @@ class ImageMover:
         reader: cluster_reader.ClusterReader,
         clock: Clock,
         *,
-        proxies: ProxySettings | None = None,
         limits: transport.RegistryLimits | None = None,
     ) -> None:
         self._reader = reader
         self._clock = clock
-        self._proxies = proxies
         self._limits = limits
 
     def move_image(self, move: ImageMove, should_stop: Callable[[], bool]) -> str:
@@ -200,7 +197,8 @@ class ImageMover:
     def _connect_registry(self, move: ImageMove, login: pullsecret.PullSecret) -> RegistryClient:
         spec = move.image.push_spec
         tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
-        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
+        proxies = self._reader.read_proxy_settings()
+        settings = registries.RegistrySettings(login, tls, proxies, self._limits)
         return settings.make_client(spec.registry, spec.repository, self._clock)
 
 

@@ -21,6 +21,7 @@ from treenail.errors import ConfigError, CredentialError, UsageError
 from treenail.image import build_inputs, config_layer, input_checks
 from treenail.image.oci import documents
 from treenail.kube import resources
+from treenail.registry.proxies import ProxySettings
 
 IsEnded = Callable[[str], bool]
 _MAX_PROBLEMS = 3
@@ -282,6 +283,14 @@ class BuildPlanner:
     def read_ca(self, registry: str) -> str:
         """Return the CAs of a registry beside those of the system, in PEM."""
         return self._reader.read_ca(registry)
+
+    def read_proxies(self) -> dict[str, str]:
+        """Return the variables of the proxy for Jobs."""
+        return self._reader.read_proxies()
+
+    def read_proxy_settings(self) -> ProxySettings:
+        """Return the proxy of requests to registries; raise `ConfigError` if it is unusable."""
+        return self._reader.read_proxy_settings()
 
     def read_rendered(self, name: str) -> machineconfig.MachineConfig:
         """Read a rendered config with its files; raise `ConfigError` or `ClusterError`."""

@@ -27,7 +27,7 @@ from treenail.api import (
     object_meta,
 )
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
-from treenail.api.controllerconfig import ControllerConfigContents
+from treenail.api.controllerconfig import ClusterProxy, ControllerConfigContents
 from treenail.config import image_mirrors, pullsecret
 from treenail.controllers.image_build import build_objects
 from treenail.controllers.pools import (
@@ -42,6 +42,7 @@ from treenail.controllers.runtime import informer_set, workers
 from treenail.encoding import codec
 from treenail.image.build_inputs import find_build_paths
 from treenail.kube import resources, watch
+from treenail.registry import proxies
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +79,14 @@ class RenderedFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTrust:
-    """CAs of the cluster in PEM, and the pull secret of its registry."""
+    """CAs of the cluster in PEM, the pull secret of its registry, and its proxy."""
 
     registry_cas: dict[str, str] = field(default_factory=dict)
     bundle: str = ""
     """The additional trust bundle."""
     pull_secret: bytes = field(default=b"", repr=False)
+    proxies: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of an environment: `proxies.make_variables`."""
 
 
 class ObjectGetter(Protocol):
@@ -97,7 +100,16 @@ class ObjectGetter(Protocol):
 class ClusterReader:
     """Reads objects of builds on demand. Thread-safe. Every method raises `ClusterError`."""
 
-    def __init__(self, client: ObjectGetter, clock: clocks.Clock, *, namespace: str) -> None:
+    def __init__(
+        self,
+        client: ObjectGetter,
+        clock: clocks.Clock,
+        *,
+        namespace: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """``environ`` has the proxy of a cluster whose ControllerConfig names none."""
+        self._environ = environ or {}
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -138,6 +150,14 @@ class ClusterReader:
         trust = self.read_trust()
         return "\n".join(filter(None, (trust.registry_cas.get(registry, ""), trust.bundle)))
 
+    def read_proxies(self) -> dict[str, str]:
+        """Return the variables of the proxy: the cluster's, otherwise that of the environment."""
+        return dict(self.read_trust().proxies) or proxies.make_variables(self._environ)
+
+    def read_proxy_settings(self) -> proxies.ProxySettings:
+        """Return the proxy of requests to registries; raise `ConfigError` if it is unusable."""
+        return proxies.read_proxy_settings(self.read_proxies())
+
     def compute_access_version(self, name: str) -> str:
         """Return a text that changes with the login for base images, and with the CAs."""
         trust = self.read_trust()
@@ -149,6 +169,7 @@ class ClusterReader:
             hashlib.sha256(trust.pull_secret).hexdigest(),
             *sorted(trust.registry_cas.values()),
             trust.bundle,
+            *self.read_proxies().values(),
         )
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -189,7 +210,7 @@ class ClusterReader:
         )
 
     def read_trust(self) -> ClusterTrust:
-        """Read CAs and the pull secret of the ControllerConfig, at most every 30 s.
+        """Read CAs, pull secret and proxy of the ControllerConfig, at most every 30 s.
 
         Raises `ConfigError` for a ControllerConfig that cannot be read.
         """
@@ -207,6 +228,7 @@ class ClusterReader:
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
                 _decode_pem(contents.trust_bundle),
                 contents.pull_secret or b"",
+                proxies.make_variables(ClusterProxy.from_json(document).variables),
             )
         with self._lock:
             self._trust = (now, trust)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -32,7 +32,6 @@ from treenail.controllers.pools import image_tags, os_image, registry_requests
 from treenail.controllers.runtime import controller_metrics, informer_set, own_writes
 from treenail.image import build_inputs, input_checks
 from treenail.kube import api_client, event_recorder, lease, resources
-from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import RegistryLimits
 
 log = logging.getLogger(__name__)
@@ -527,7 +526,8 @@ def _needs_secrets(
 class BuildOptions:
     """Settings that an installation may choose."""
 
-    proxies: ProxySettings | None = None
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Has the proxy of a cluster whose ControllerConfig names none."""
     signing_key: SigningKey | None = None
     limits: RegistryLimits | None = None
     """Of requests that add the config to an image."""
@@ -546,7 +546,9 @@ def make_build_controller(
 ) -> BuildController:
     """Make the controller; its Jobs are in the namespace of the settings."""
     chosen = options or BuildOptions()
-    reader = cluster_reader.ClusterReader(client, clock, namespace=settings.namespace)
+    reader = cluster_reader.ClusterReader(
+        client, clock, namespace=settings.namespace, environ=chosen.environ
+    )
     planner = build_planner.BuildPlanner(
         reader, options=build_inputs.list_builder_options(has_cache=bool(settings.cache_repository))
     )
@@ -557,21 +559,13 @@ def make_build_controller(
         layer_builder.LayerBuilder(
             planner,
             clock,
-            proxies=chosen.proxies,
             signing_key=chosen.signing_key,
             limits=chosen.limits,
             repository_lock=repository_lock,
         ),
-        tag_resolver.TagResolver(reader, clock, proxies=chosen.proxies, limits=chosen.limits),
+        tag_resolver.TagResolver(reader, clock, limits=chosen.limits),
         events,
-        ImagePruner(
-            planner,
-            ReferenceReader(client, reader),
-            events,
-            clock,
-            repository_lock,
-            proxies=chosen.proxies,
-        ),
+        ImagePruner(planner, ReferenceReader(client, reader), events, clock, repository_lock),
         chosen.find_hold_reason,
     )
     return BuildController(

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -159,6 +160,30 @@ def build_login(
     }
 
 
+def make_proxy_name(build: str, architecture: str) -> str:
+    """Return the name of the Secret with the proxy of a Job: its URL may have a login."""
+    return f"proxy-{build}" + (f"-{architecture}" if architecture else "")
+
+
+def build_proxy(
+    variables: Mapping[str, str],
+    plan: build_planner.BuildPlan,
+    system: build_planner.SystemPlan,
+    build: BuildReference,
+    settings: JobSettings,
+) -> decode.Json:
+    """Build the Secret with the variables of the proxy."""
+    name = make_proxy_name(build.name, system.wanted.name)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _build_metadata(name, plan, build, settings),
+        "data": {
+            name: base64.b64encode(value.encode()).decode() for name, value in variables.items()
+        },
+    }
+
+
 def build_job(
     plan: build_planner.BuildPlan,
     system: build_planner.SystemPlan,
@@ -168,10 +193,11 @@ def build_job(
     attempt: int,
     pull_login: str,
     push_login: str,
+    proxy: str = "",
 ) -> decode.Json:
     """Build the Job of an attempt for one architecture.
 
-    The logins are names of Secrets; empty for anonymous access.
+    The logins are names of Secrets; empty for anonymous access. ``proxy`` is one, too.
     """
     name = build_facts.make_job_name(build.name, attempt, system.wanted.name)
     metadata = _build_metadata(name, plan, build, settings)
@@ -208,7 +234,7 @@ def build_job(
             },
             "template": {
                 "metadata": {"labels": labels},
-                "spec": _build_pod(plan, system, build, settings, pull_login, push_login),
+                "spec": _build_pod(plan, system, build, settings, pull_login, push_login, proxy),
             },
         },
     }
@@ -221,6 +247,7 @@ def _build_pod(
     settings: JobSettings,
     pull_login: str,
     push_login: str,
+    proxy: str,
 ) -> decode.Json:
     volumes: list[decode.Json] = [
         {"name": "work", "emptyDir": {}},
@@ -233,7 +260,7 @@ def _build_pod(
             volumes.append({"name": f"{kind}-login", "secret": secret})
     inputs = build_input_configmap(plan, system, build, settings)
     build_container = partial(
-        _build_container, plan, settings, compute_inputs_digest(plan, system, inputs)
+        _build_container, plan, settings, compute_inputs_digest(plan, system, inputs), proxy
     )
     volumes += [_build_entitlement_volume(entitlement) for entitlement in plan.entitlements]
     return {
@@ -257,6 +284,7 @@ def _build_container(
     plan: build_planner.BuildPlan,
     settings: JobSettings,
     inputs_digest: str,
+    proxy: str,
     phase: str,
     *,
     login: str = "",
@@ -287,6 +315,9 @@ def _build_container(
         "image": settings.image,
         "command": ["python3", "-m", "treenail.builder"],
         "args": arguments,
+        # Instructions that install packages need the proxy too. The spec of a pod is no place for
+        # the login of its URL.
+        **({"envFrom": [{"secretRef": {"name": proxy}}]} if proxy else {}),
         "terminationMessagePath": RESULT_PATH,
         "terminationMessagePolicy": "File",
         "resources": {
@@ -392,6 +423,7 @@ class JobBuilder:
                 resources.CONFIGMAPS, build_input_configmap(plan, system, owner, self._settings)
             )
             pull_login, push_login = self._prepare_logins(plan, system, config, owner)
+            proxy = self._put_proxy(plan, system, owner)
             body = build_job(
                 plan,
                 system,
@@ -400,6 +432,7 @@ class JobBuilder:
                 attempt=attempt,
                 pull_login=pull_login,
                 push_login=push_login,
+                proxy=proxy,
             )
             self._create_job(body, owner)
 
@@ -498,6 +531,15 @@ class JobBuilder:
         self._put(resources.SECRETS, body)
         return make_login_name(owner.name, system.wanted.name, is_push=is_push)
 
+    def _put_proxy(
+        self, plan: build_planner.BuildPlan, system: build_planner.SystemPlan, owner: BuildReference
+    ) -> str:
+        if not (variables := self._planner.read_proxies()):
+            return ""
+        body = build_proxy(variables, plan, system, owner, self._settings)
+        self._put(resources.SECRETS, body)
+        return make_proxy_name(owner.name, system.wanted.name)
+
     def _put(self, resource: resources.Resource, body: decode.Json) -> None:
         """Create an object, or replace the one of an earlier attempt."""
         namespace = self._settings.namespace
@@ -551,5 +593,6 @@ def _list_mounted(job: build_facts.JobFacts) -> tuple[tuple[resources.Resource, 
     return (
         (resources.SECRETS, make_login_name(job.build, job.architecture, is_push=False)),
         (resources.SECRETS, make_login_name(job.build, job.architecture, is_push=True)),
+        (resources.SECRETS, make_proxy_name(job.build, job.architecture)),
         (resources.CONFIGMAPS, make_input_name(job.build, job.architecture)),
     )

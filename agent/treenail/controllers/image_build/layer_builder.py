@@ -129,7 +129,10 @@ class LayerBuilder:
         limits: transport.RegistryLimits | None = None,
         endpoints: Mapping[str, RegistryEndpoint] | None = None,
     ) -> None:
-        """``endpoints`` are by ``REGISTRY/REPOSITORY``. Images and documents never name them."""
+        """``endpoints`` are by ``REGISTRY/REPOSITORY``. Images and documents never name them.
+
+        ``proxies`` replace those of the planner.
+        """
         self._endpoints = endpoints or {}
         self._planner = planner
         self._clock = clock
@@ -431,7 +434,8 @@ class LayerBuilder:
                 limits=self._limits,
             )
         tls = transport.TlsSettings(ca_pem=self._planner.read_ca(registry))
-        settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
+        proxies = self._proxies or self._planner.read_proxy_settings()
+        settings = registries.RegistrySettings(login, tls, proxies, self._limits)
         return settings.make_client(registry, repository, self._clock)
 
     def _run_attempt(self, phase: build_result.BuildPhase, call: Callable[[], T]) -> T:

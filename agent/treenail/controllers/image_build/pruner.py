@@ -41,7 +41,6 @@ from treenail.image.oci.prune import PrunePlan, StoredImage, collect_references,
 from treenail.kube import api_client, resources
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import RegistryError
-from treenail.registry.proxies import ProxySettings
 from treenail.registry.transport import TlsSettings
 
 log = logging.getLogger(__name__)
@@ -187,15 +186,12 @@ class ImagePruner:
         events: writer.BuildEvents,
         clock: Clock,
         repository_lock: layer_builder.RepositoryLock,
-        *,
-        proxies: ProxySettings | None = None,
     ) -> None:
         self._planner = planner
         self._references = references
         self._events = events
         self._clock = clock
         self._repository_lock = repository_lock
-        self._proxies = proxies
         self._lock = threading.Lock()
         self._states: dict[str, _PruneState] = {}
         self._is_running = False
@@ -281,7 +277,7 @@ class ImagePruner:
         spec = images[0].spec
         login = self._planner.read_push_login(config)
         tls = TlsSettings(ca_pem=self._planner.read_ca(spec.registry))
-        settings = RegistrySettings(login, tls, self._proxies)
+        settings = RegistrySettings(login, tls, self._planner.read_proxy_settings())
         with (
             settings.open_client(spec.registry, spec.repository, self._clock) as client,
             self._repository_lock.try_lock_for_prune(

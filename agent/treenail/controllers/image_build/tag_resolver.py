@@ -26,6 +26,7 @@ class TagResolver:
         limits: transport.RegistryLimits | None = None,
         mirrors: image_mirrors.ImageMirrors = image_mirrors.NO_MIRRORS,
     ) -> None:
+        """``proxies`` replace those of the reader."""
         self._reader = reader
         self._clock = clock
         self._proxies = proxies
@@ -57,7 +58,8 @@ class TagResolver:
 
         def resolve(place: registries.ImageName) -> str:
             tls = transport.TlsSettings(ca_pem=self._reader.read_ca(place.registry))
-            settings = registries.RegistrySettings(login, tls, self._proxies, self._limits)
+            proxies = self._proxies or self._reader.read_proxy_settings()
+            settings = registries.RegistrySettings(login, tls, proxies, self._limits)
             with settings.open_client(place.registry, place.repository, self._clock) as client:
                 return images.resolve_digest(
                     client, place.repository, place.reference, architectures

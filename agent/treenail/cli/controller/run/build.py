@@ -27,7 +27,6 @@ def build(
     """Construct the controller."""
     from treenail.controllers.handover.controller import InstallationGate
     from treenail.controllers.image_build.controller import BuildOptions, make_build_controller
-    from treenail.registry.proxies import read_proxy_settings
 
     key_file = arguments.signing_key
     client = context.create_client("build")
@@ -38,7 +37,7 @@ def build(
         context.metrics,
         read_job_settings(arguments, find_build_namespace(context, arguments)),
         BuildOptions(
-            proxies=read_proxy_settings(os.environ),
+            environ=os.environ,
             signing_key=trust.load_key(key_file) if key_file else None,
             find_hold_reason=InstallationGate(client, context.clock).find_hold_reason,
             late_writes=context.late_writes,

@@ -25,16 +25,15 @@ def build(
     from treenail.controllers.handover.controller import InstallController
     from treenail.controllers.handover.image_mover import ImageMover
     from treenail.controllers.image_build.cluster_reader import ClusterReader
-    from treenail.registry.proxies import read_proxy_settings
 
     client = context.create_client("install")
     namespace = build_command.find_build_namespace(context, arguments)
-    reader = ClusterReader(client, context.clock, namespace=namespace)
+    reader = ClusterReader(client, context.clock, namespace=namespace, environ=os.environ)
     controller = InstallController(
         client,
         context.clock,
         context.recorder,
-        ImageMover(reader, context.clock, proxies=read_proxy_settings(os.environ)),
+        ImageMover(reader, context.clock),
         deadline_s=arguments.handover_deadline,
         metrics=context.metrics,
     )

@@ -64,14 +64,13 @@ def make_tag_source(
     def make() -> "TagSource":
         from treenail.controllers.image_build.cluster_reader import ClusterReader
         from treenail.controllers.image_build.tag_resolver import TagResolver
-        from treenail.registry.proxies import read_proxy_settings
 
         try:
             namespace = find_namespace()
         except errors.UsageError:
             # On a host, without --namespace.
             namespace = "default"
-        reader = ClusterReader(client, clock, namespace=namespace)
-        return TagResolver(reader, clock, proxies=read_proxy_settings(os.environ))
+        reader = ClusterReader(client, clock, namespace=namespace, environ=os.environ)
+        return TagResolver(reader, clock)
 
     return LazyTagSource(make)
