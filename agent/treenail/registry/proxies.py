@@ -115,4 +115,4 @@ def _matches(
         return _parse_address(exception) == address
     domain = exception.removeprefix("*") if exception.startswith("*.") else exception
     # `.example.com` does not name example.com itself.
-    return host == domain or host.endswith(domain if domain.startswith(".") else f".{domain}")
+    return host == domain or host.endswith(f".{domain.removeprefix('.')}")

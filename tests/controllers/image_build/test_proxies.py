@@ -12,6 +12,7 @@ from tests.controllers.image_build.test_planner import make_objects
 from tests.fakes.clock import FakeClock
 from tests.registry.test_proxies import TunnelProxy
 from treenail.api import machineosconfig, pullspec
+from treenail.cli.controller.run.rollout import make_tag_source
 from treenail.controllers.handover import handover_objects, image_mover
 from treenail.controllers.image_build import (
     build_objects,
@@ -24,6 +25,7 @@ from treenail.controllers.image_build import (
     writer,
 )
 from treenail.errors import ConfigError, NotFoundError
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONTROLLERCONFIGS, MACHINECONFIGS, SECRETS, Resource
 
 Json = dict[str, Any]
@@ -178,6 +180,17 @@ def resolve(reader: cluster_reader.ClusterReader, _: Config) -> str:
     return failure.message if failure else ""
 
 
+def resolve_for_pool(reader: cluster_reader.ClusterReader, _: Config) -> str:
+    """Resolve the tag of a pool in a cluster without a proxy, as the rollout controller does."""
+    variables = reader.read_proxies()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HTTPS_PROXY", variables["HTTPS_PROXY"])
+        client = cast("Client", ProxiedCluster(None))
+        tags = make_tag_source(client, FakeClock(), lambda: "builds")
+        answer = tags.resolve_tag("registry.example.com/os/base:1", frozenset({"amd64"}), "push")
+    return answer.failure.message if answer.failure else ""
+
+
 def find_system(reader: cluster_reader.ClusterReader, config: Config) -> str:
     layers = layer_builder.LayerBuilder(build_planner.BuildPlanner(reader), FakeClock())
     failure = layers.find_system_image("registry.example.com/os/node:1", config).failure
@@ -214,7 +227,7 @@ def closed_proxy() -> Iterator[TunnelProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("request_registry", [resolve, find_system, prune, move])
+@pytest.mark.parametrize("request_registry", [resolve, resolve_for_pool, find_system, prune, move])
 def test_requests_to_registries_go_through_the_proxy_of_the_cluster(
     request_registry: Request, closed_proxy: TunnelProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
