@@ -93,6 +93,17 @@ def test_malformed_proxy_is_refused_without_its_login(proxy: object) -> None:
     assert "canary" not in str(raised.value)
 
 
+def test_unusable_proxy_is_refused_before_any_build() -> None:
+    url = "https://user:canary@it:1"
+    planner = build_planner.BuildPlanner(make_reader({"httpsProxy": url}))
+    config, pool = make_objects("FROM configs AS final\nRUN true\n")
+    with pytest.raises(ConfigError, match=r"spec\.proxy\.httpsProxy.*expected http") as refused:
+        planner.plan_build(config, pool, frozenset())
+    with pytest.raises(ConfigError, match="HTTPS_PROXY") as refused_start:
+        make_reader(None, {"HTTPS_PROXY": url})
+    assert "canary" not in f"{refused.value} {refused_start.value}"
+
+
 def test_tags_are_resolved_again_with_another_proxy() -> None:
     versions = {
         make_reader({"httpsProxy": url}).compute_access_version("") for url in ("", "a:1", "b:1")

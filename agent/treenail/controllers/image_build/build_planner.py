@@ -289,7 +289,7 @@ class BuildPlanner:
         return self._reader.read_proxies()
 
     def read_proxy_settings(self) -> ProxySettings:
-        """Return the proxy of requests to registries; raise `ConfigError` if it is unusable."""
+        """Return the proxy of requests to registries."""
         return self._reader.read_proxy_settings()
 
     def read_rendered(self, name: str) -> machineconfig.MachineConfig:

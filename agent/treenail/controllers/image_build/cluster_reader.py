@@ -108,8 +108,11 @@ class ClusterReader:
         namespace: str,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """``environ`` has the proxy of a cluster whose ControllerConfig names none."""
-        self._environ = environ or {}
+        """``environ`` has the proxy of a cluster whose ControllerConfig names none.
+
+        Raises `ConfigError` if it is unusable.
+        """
+        self._environ = _check_proxies(environ or {})
         self._client = client
         self._clock = clock
         self._namespace = namespace
@@ -152,10 +155,10 @@ class ClusterReader:
 
     def read_proxies(self) -> dict[str, str]:
         """Return the variables of the proxy: the cluster's, otherwise that of the environment."""
-        return dict(self.read_trust().proxies) or proxies.make_variables(self._environ)
+        return dict(self.read_trust().proxies or self._environ)
 
     def read_proxy_settings(self) -> proxies.ProxySettings:
-        """Return the proxy of requests to registries; raise `ConfigError` if it is unusable."""
+        """Return the proxy of requests to registries."""
         return proxies.read_proxy_settings(self.read_proxies())
 
     def compute_access_version(self, name: str) -> str:
@@ -228,7 +231,7 @@ class ClusterReader:
                 {name: _decode_pem(pem) for name, pem in contents.registry_cas.items()},
                 _decode_pem(contents.trust_bundle),
                 contents.pull_secret or b"",
-                proxies.make_variables(ClusterProxy.from_json(document).variables),
+                _check_proxies(ClusterProxy.from_json(document).variables),
             )
         with self._lock:
             self._trust = (now, trust)
@@ -242,6 +245,13 @@ def _read_mirrors(config: machineconfig.MachineConfig) -> image_mirrors.ImageMir
         # Not a reason to refuse a build that needs no mirror.
         log.warning("%s: ignoring the mirrors of registries: %s", config.name, error)
         return image_mirrors.NO_MIRRORS
+
+
+def _check_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables; raise `ConfigError` for a proxy that no request can use."""
+    variables = proxies.make_variables(environment)
+    proxies.read_proxy_settings(variables)
+    return variables
 
 
 def _decode_pem(content: bytes) -> str:
