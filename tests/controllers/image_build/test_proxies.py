@@ -1,5 +1,6 @@
 """The proxy of the cluster in Jobs and in requests of the controllers, and where its login is."""
 
+import argparse
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from tests.controllers.image_build.test_planner import make_objects
 from tests.fakes.clock import FakeClock
 from tests.registry.test_proxies import TunnelProxy
 from treenail.api import machineosconfig, pullspec
+from treenail.cli.controller.run import controllers
 from treenail.cli.controller.run.rollout import make_tag_source
 from treenail.controllers.handover import handover_objects, image_mover
 from treenail.controllers.image_build import (
@@ -102,6 +104,23 @@ def test_unusable_proxy_is_refused_before_any_build() -> None:
     with pytest.raises(ConfigError, match="HTTPS_PROXY") as refused_start:
         make_reader(None, {"HTTPS_PROXY": url})
     assert "canary" not in f"{refused.value} {refused_start.value}"
+
+
+@pytest.mark.parametrize("name", ["build", "install"])
+def test_unusable_proxy_of_the_environment_ends_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://user:canary@here:1")
+    parser = argparse.ArgumentParser()
+    for other in ("build", "install"):
+        controllers.load_command(other).add_arguments(parser)
+    unused = cast("Any", None)
+    context = controllers.ControllerContext(
+        unused, unused, unused, FakeClock(), unused, "", unused, lambda: "builds"
+    )
+    with pytest.raises(ConfigError, match="HTTPS_PROXY") as refused:
+        controllers.load_command(name).build(context, parser.parse_args([]))
+    assert "canary" not in str(refused.value)
 
 
 def test_tags_are_resolved_again_with_another_proxy() -> None:
