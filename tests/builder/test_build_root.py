@@ -24,6 +24,7 @@ from tests.builder.sandboxing import needs_buildah
 from tests.registry.images import push_image
 from treenail.builder.local import BuildFiles
 from treenail.image.build_result import BuildPhase, BuildResult
+from treenail.registry.images import resolve_image
 from treenail_lab.registry.service import PULLER, PUSHER, RegistryService
 
 pytestmark = [needs_buildah, needs_busybox, pytest.mark.process]
@@ -85,6 +86,20 @@ def test_instruction_finds_no_login_in_any_file_or_process(base: Base, tmp_path:
     result, lines = build(base, tmp_path, make_search(base[0]))
     assert result.has_succeeded, lines
     assert list_results(lines) == ["result end"]
+
+
+def test_login_of_the_proxy_reaches_instructions_and_no_image_or_message(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://user:canary@proxy.example:1")
+    script = 'test "${https_proxy#*:canar}" != "$https_proxy"; echo "result $http_proxy"'
+    result, lines = build(base, tmp_path, script)
+    assert result.has_succeeded, lines
+    assert list_results(lines) == ["result http://proxy.example:1"]
+    with open_client(base[0]) as client:
+        image = resolve_image(client, "os/node", result.digest, ARCHITECTURE)
+    assert b"canary@" not in image.manifest.content + image.config
 
 
 def test_instruction_reaches_no_file_of_the_host(base: Base, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Phase ``build``: run the user's Containerfile. It has no login; its Secrets are mounts.
+"""Phase ``build``: run the user's Containerfile. It has no registry login; its Secrets are mounts.
 
 A ``COPY .`` of the user's text must not copy our own files into the image. An ignore file cannot
 hide them, because it applies to our own instructions too. So our own part is built first, with a
