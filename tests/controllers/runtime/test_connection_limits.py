@@ -99,9 +99,32 @@ def make_page() -> StatusPageServer:
     return StatusPageServer("127.0.0.1", 0, lambda: EncodedDocument(b"{}", b""))
 
 
-@pytest.mark.parametrize(
+SERVERS = pytest.mark.parametrize(
     ("make", "path"), [(make_health_server, "/healthz"), (make_page, "/status.json")]
 )
+
+
+@SERVERS
+def test_long_head_is_refused_before_it_is_stored(
+    make: Callable[[], HealthServer | StatusPageServer], path: str
+) -> None:
+    """http.server would read 100 lines of 64 KiB from each of 64 clients: more than 1 GB."""
+    with make() as server:
+        limit = ConnectionLimits().head_bytes
+        for target, value, status in (
+            (path, "a" * (limit - 500), 200),
+            (path, "a" * limit, 431),
+            (f"{path}?{'a' * limit}", "", 414),
+        ):
+            client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            # Two lines, of which none alone is too long.
+            half = len(value) // 2
+            client.request("GET", target, headers={"X-A": value[:half], "X-B": value[half:]})
+            assert client.getresponse().status == status
+            client.close()
+
+
+@SERVERS
 def test_silent_clients_of_sixteen_addresses_keep_no_other_client_out(
     make: Callable[[], HealthServer | StatusPageServer], path: str
 ) -> None:

@@ -20,6 +20,8 @@ class ConnectionLimits:
     """Of an IPv4 address, or of an IPv6 /64: a host chooses its address in that."""
     per_block: int = 48
     """Of an IPv4 /24, or of an IPv6 /48."""
+    head_bytes: int = 32 * 1024
+    """Of the head of a request; proxies of a page add cookies and tokens."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,7 @@
 """HTTP server: its listener, its thread, and the address that a user gives it."""
 
+import http.client
+import io
 import ipaddress
 import logging
 import socket
@@ -7,6 +9,7 @@ import socketserver
 import sys
 import threading
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
@@ -157,6 +160,29 @@ class HttpListener(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class HeadTooLargeError(http.client.HTTPException):
+    """The head of a request is longer than the limit."""
+
+
+class _HeadReader(io.BufferedIOBase):
+    """Reads lines of a request's head, up to a limit in all."""
+
+    def __init__(self, stream: io.BufferedIOBase, limit: int) -> None:
+        self._stream = stream
+        self._rest = limit
+
+    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002  # of the base class
+        line = self._stream.readline(self._rest + 1)
+        self._rest -= len(line)
+        if self._rest < 0:
+            raise HeadTooLargeError
+        return line
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
 class LimitedRequestHandler(BaseHTTPRequestHandler):
     """Handles one request of a connection, within the limits of `HttpListener`."""
 
@@ -165,6 +191,19 @@ class LimitedRequestHandler(BaseHTTPRequestHandler):
     server_version = "treenail"
     sys_version = ""
     server: HttpListener
+
+    def setup(self) -> None:
+        """Limit the head: http.server reads 100 lines of 64 KiB, and copies them."""
+        super().setup()
+        self.rfile = _HeadReader(self.rfile, self.server.limits.head_bytes)
+
+    def handle(self) -> None:
+        """Read one request and answer it; parse_request answers a head with too long headers."""
+        self.command, self.requestline, self.request_version = "", "", self.protocol_version
+        try:
+            super().handle()
+        except HeadTooLargeError:
+            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def parse_request(self) -> bool:
         """Parse the request; it is complete when this returns."""

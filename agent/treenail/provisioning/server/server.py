@@ -6,8 +6,6 @@ unknown pool is 404 and that every error has a body. Only the bootstrap host of 
 listener limits connections, as those of all our servers.
 """
 
-import http.client
-import io
 import json
 import logging
 import socket
@@ -250,29 +248,6 @@ class _IgnitionListener(TlsListener):
         super().__init__(address, _IgnitionRequestHandler, certificate, limits, clock=clock)
 
 
-class _HeadTooLargeError(http.client.HTTPException):
-    """The head of a request is longer than the limit."""
-
-
-class _HeadReader(io.BufferedIOBase):
-    """Reads lines of a request's head, up to a limit in all."""
-
-    def __init__(self, stream: io.BufferedIOBase, limit: int) -> None:
-        self._stream = stream
-        self._rest = limit
-
-    def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002  # of the base class
-        line = self._stream.readline(self._rest + 1)
-        self._rest -= len(line)
-        if self._rest < 0:
-            raise _HeadTooLargeError
-        return line
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
 class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
     """Handles one request of a connection, then closes it."""
 
@@ -290,7 +265,6 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         self.request.settimeout(self.timeout)
         self.request.do_handshake()
         super().setup()
-        self.rfile = _HeadReader(self.rfile, self.server.limits.head_bytes)
         self._began = self.server.clock.monotonic()
         self._address = http_server.read_address(self.client_address)
         self._sent = 0
@@ -303,7 +277,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         try:
             self.raw_requestline = self.rfile.readline()
             is_valid = bool(self.raw_requestline) and self.parse_request()
-        except _HeadTooLargeError:
+        except http_server.HeadTooLargeError:
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
         if not is_valid:
