@@ -71,7 +71,7 @@ _REPLACEMENTS = tuple(
             r"(?<![^\s\"'(=])[^\s/@:\"'(=]{1,100}:[^\s/@]{1,300}@(?!sha\d+:)",
             f"{node_paths.WITHHELD}@",
         ),
-        (r"(https?://[^\s?\"']*\?)[^\s\"']+", rf"\1{node_paths.WITHHELD}"),
+        (r"(https?://[^\s?\"']{0,1000}\?)[^\s\"']+", rf"\1{node_paths.WITHHELD}"),
         (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", rf"\1 {node_paths.WITHHELD}"),
         (r"(\blogin\s+\S+\s+password\s+)\S+", rf"\1{node_paths.WITHHELD}"),
         # After an option, in an XML element, on a separate line, in a sentence.
