@@ -142,3 +142,8 @@ def test_node_that_undid_its_assignment_gains_no_time() -> None:
     assert record_assignment(record, [node("a")], 100.0).assigned == {"a": 5}
     later = replace(record, began_at=50.0)
     assert record_assignment(later, [node("a")], 100.0).assigned == {"a": 100}
+
+
+def test_assignment_counts_after_the_clock_went_back() -> None:
+    record = record_assignment(RolloutRecord(NEW, began_at=500.0), [node("a")], 100.0)
+    assert record.assigned_now == {"a": 500}

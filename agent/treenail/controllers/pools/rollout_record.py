@@ -142,8 +142,12 @@ def _apply_times(
 def record_assignment(
     record: RolloutRecord, nodes: Iterable[node_facts.NodeFacts], now: float
 ) -> RolloutRecord:
-    """Return the record after an assignment; a node that undid an earlier one gains no time."""
-    new = {node.name: int(node.compute_start(now)) for node in nodes}
+    """Return the record after an assignment; a node that undid an earlier one gains no time.
+
+    No time is before that of the target: the clock may go back, or another host may lead.
+    """
+    start = max(now, record.began_at or 0.0)
+    new = {node.name: int(node.compute_start(start)) for node in nodes}
     return replace(record, assigned={**(record.assigned or {}), **new, **record.assigned_now})
 
 
