@@ -429,6 +429,24 @@ def test_many_requests_of_one_token_are_reported_ten_times(
 
 
 @pytest.mark.integration
+def test_approval_of_another_program_is_reported(
+    cluster: TokenCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    token, _ = cluster.create_token(uses=3)
+    approvals = Approvals(cluster)
+    for name, reason in (("by-user", "KubectlApprove"), ("by-controller", "AutoApproved")):
+        join(cluster, token, name, name)
+        document = cluster.admin.get(f"{REQUESTS}/{name}").ok()
+        approval = {"type": "Approved", "status": "True", "reason": reason, "message": "m"}
+        document["status"] = {"conditions": [approval]}
+        cluster.admin.put(f"{REQUESTS}/{name}/approval", document).ok()
+        approvals.sync(name)
+    assert "did not approve certificate request by-user" not in caplog.text
+    reported = "request by-controller: kube-controller-manager approved it, and approves any name"
+    assert reported in caplog.text
+
+
+@pytest.mark.integration
 def test_deleted_requests_of_a_token_still_count(cluster: TokenCluster) -> None:
     token, record = cluster.create_token(uses=2)
     approvals = Approvals(cluster)

@@ -26,7 +26,12 @@ from tests.provisioning.serving import LIMIT_S
 from tests.provisioning.token_cluster import TokenCluster
 from tests.waiting import wait_until
 from treenail.errors import ConfigError
-from treenail.provisioning.tokens.certificates import read_certificates
+from treenail.provisioning.tokens.certificates import (
+    CertificateTable,
+    read_certificates,
+    store_certificates,
+)
+from treenail.provisioning.tokens.tokens import TokenTable
 
 pytestmark = [pytest.mark.integration]
 MASTER = "node-role.kubernetes.io/master"
@@ -163,6 +168,24 @@ def test_name_has_one_certificate_after_its_request_was_cleaned_up(
     assert "--machine new" in read_message(cluster, "third")
 
 
+def test_restored_table_frees_no_name_that_the_controller_gave(cluster: TokenCluster) -> None:
+    """A restore of etcd takes rows away, but no certificate from a machine."""
+    token, _ = cluster.create_token()
+    other, _ = cluster.create_token()
+    approvals = Approvals(cluster)
+    join(cluster, token, "first", "new")
+    assert approvals.decide("first") == ["Approved"]
+    sync_end(approvals, cluster, "first")
+
+    def restore(table: TokenTable) -> tuple[TokenTable, None]:
+        tokens = {name: replace(record, nodes=()) for name, record in table.tokens.items()}
+        return store_certificates(TokenTable(tokens), CertificateTable()), None
+
+    cluster.make_store().change(restore)
+    join(cluster, other, "second", "new")
+    assert approvals.decide("second") == ["Denied"]
+
+
 def test_bootstrap_token_has_as_many_names_as_configs_were_sent(cluster: TokenCluster) -> None:
     token, _ = cluster.create_token(uses=10)
     approvals = Approvals(cluster)
@@ -271,9 +294,14 @@ def test_name_is_taken_until_the_signed_certificate_ends(cluster: TokenCluster) 
     approvals = Approvals(cluster)
     join(cluster, token, "joins", "new")
     assert approvals.decide("joins") == ["Approved"]
+    sync_end(approvals, cluster, "joins")
+
+
+def sync_end(approvals: Approvals, cluster: TokenCluster, name: str) -> None:
+    """Sync until the end of the only certificate is recorded."""
 
     def read_certificate() -> str:
-        found: str = cluster.admin.get(f"{REQUESTS}/joins").ok()["status"].get("certificate", "")
+        found: str = cluster.admin.get(f"{REQUESTS}/{name}").ok()["status"].get("certificate", "")
         return found
 
     content = base64.b64decode(wait_until(read_certificate, limit_s=LIMIT_S))

@@ -218,6 +218,37 @@ def test_machine_joins_with_the_bootstrap_token_of_its_access_token(
     wait_until(lambda: machine.get(REQUESTS).code == 401, limit_s=LIMIT_S)
 
 
+def test_group_of_all_bootstrap_tokens_must_not_be_approved_automatically(
+    joining: JoiningCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With this binding, which the documents of Kubernetes propose, each name is approved."""
+    if not joining.admin.has_controllers():
+        pytest.skip("no kube-controller-manager approves the request")
+    role = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    group = {"apiGroup": reference["apiGroup"], "kind": "Group", "name": "system:bootstrappers"}
+    binding = {"kind": "ClusterRoleBinding", "metadata": {"name": f"{joining.namespace}-auto"}}
+    joining.create({"apiVersion": RBAC, **binding, "roleRef": reference, "subjects": [group]})
+    node, request = f"{joining.namespace}-master-0", f"{joining.namespace}-csr"
+    joining.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+    token, record = make_served_token()
+    target = JoinTarget(joining.url, lambda: joining.authority)
+    server = joining.connect_account(NAME)
+    machine = joining.connect_machine(
+        BootstrapCredentials(server, CLOCK, target).issue(token, record, "10.0.0.1")
+    )
+    joining.remove_later(f"{SYSTEM_SECRETS}/bootstrap-token-{record.name}")
+    joining.store_token(record)
+    wait_until(lambda: machine.get(REQUESTS).code != 401, limit_s=LIMIT_S)
+    machine.post(REQUESTS, make_request(request, make_pkcs10(f"system:node:{node}"))).ok()
+    joining.remove_later(f"{REQUESTS}/{request}")
+    wait_until(lambda: joining.read_decision(request) == ["Approved"], limit_s=LIMIT_S)
+    with joining.run_approvals() as (controller, keys):
+        wait_until(lambda: request in keys, limit_s=LIMIT_S)
+        controller.sync_key(request)
+    assert f"request {request}: kube-controller-manager approved it" in caplog.text
+
+
 def test_no_request_with_an_access_token_gets_another_identity(joining: JoiningCluster) -> None:
     """Each one is either refused by kube-apiserver, or denied by the approval."""
     node = f"{joining.namespace}-victim"

@@ -26,6 +26,12 @@ from treenail.provisioning.tokens import certificates, token_store, tokens
 log = logging.getLogger(__name__)
 
 _REASON = "TreenailAccessToken"
+_AUTO_APPROVED = (
+    "kube-controller-manager approved it, and approves any name of a Node for a machine with a "
+    "bootstrap token: in each ClusterRoleBinding of ClusterRole system:certificates.k8s.io:"
+    "certificatesigningrequests:nodeclient, replace group system:bootstrappers by one that no "
+    "token of treenail has"
+)
 _RESTORED_S = 60.0
 """Time after the first sign of a restored etcd in which each list may be the first of its kind."""
 _NODES_KEY = "/"
@@ -128,6 +134,8 @@ class ApprovalController:
         # Not a copy of all Nodes for each of 10,000 requests.
         node = self._nodes.find(request.node)
         if request.is_decided:
+            if request.is_auto_approved:
+                self._report_refusal(request, _AUTO_APPROVED)
             if request.is_approved and request.node:
                 self._record_expiry(request)
                 pools = [*self._pools.get_all().values()]

@@ -29,6 +29,7 @@ _USAGES = (
     frozenset({"digital signature", "client auth"}),
     frozenset({"digital signature", "client auth", "key encipherment"}),
 )
+_AUTO_APPROVED = "AutoApproved"  # pkg/controller/certificates/approver/sarapprove.go
 _EXTENSION_REQUEST = "1.2.840.113549.1.9.14"  # RFC 2985, 5.4.2
 _MAX_BYTES = 16 * 1024
 _KEY_BYTES = 9
@@ -62,6 +63,8 @@ class KubeletRequest:
     created_at: float = 0.0
     """Seconds since the epoch."""
     is_approved: bool = False
+    is_auto_approved: bool = False
+    """kube-controller-manager approved it, which lets the group of its token have any name."""
     is_decided: bool = False
     """True when the request is approved or denied."""
     failure: str = ""
@@ -124,7 +127,8 @@ class KubeletRequest:
             machine=bootstrap_tokens.decode_name("".join(machines[:1])),
             pool=bootstrap_tokens.decode_name("".join(pools[:1])),
             created_at=clocks.parse_rfc3339(meta.created) or 0.0,
-            is_approved="Approved" in decisions,
+            is_approved=(approval := decisions.get("Approved")) is not None,
+            is_auto_approved=approval is not None and approval.reason == _AUTO_APPROVED,
             is_decided=bool(decisions.keys() & {"Approved", "Denied"}),
             failure=(failed.message or failed.reason or failed.type) if failed else "",
             has_certificate=bool(certificate),
