@@ -74,6 +74,18 @@ def open_bundle() -> tuple[LogBundle, io.BytesIO]:
     return LogBundle(stream, name="here", now=NOW, max_part_bytes=MAX_PART_BYTES), stream
 
 
+def test_secret_of_a_file_is_withheld_in_every_part() -> None:
+    """Nothing in these parts shows that the word is a secret."""
+    bundle, stream = open_bundle()
+    bundle.hide_secrets([lambda: b"user: a\npassword: correct/horse", lambda: None])
+    bundle.add_lines("journal", lambda: "tried correct/horse\nsent correct%2Fhorse")
+    bundle.note_missing("other", "correct/horse was refused")
+    bundle.close()
+    found = read_parts(stream.getvalue())
+    assert found["journal"] == b"tried <withheld>\nsent <withheld>"
+    assert json.loads(found["index.json"])["missing"] == {"other": "<withheld> was refused"}
+
+
 @pytest.mark.process
 def test_collect_complete_machine_has_every_part_and_no_secret(root: Path, tmp_path: Path) -> None:
     environ = write_programs(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.fakes.clock import FakeClock
 from treenail.controllers.runtime.connection_limits import (
     IDLE_GRACE_S,
     RESPONSE_GRACE_S,
@@ -17,6 +18,7 @@ from treenail.controllers.runtime.connection_limits import (
 )
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.controllers.runtime.health import HealthServer
+from treenail.controllers.runtime.http_server import HttpListener, LimitedRequestHandler
 from treenail.controllers.status.statuspage.server import EncodedDocument, StatusPageServer
 
 LIMITS = ConnectionLimits(connections=4, per_address=2, per_block=3)
@@ -141,3 +143,15 @@ def test_silent_clients_of_sixteen_addresses_keep_no_other_client_out(
             client.request("GET", path)
             assert client.getresponse().status == 200
             client.close()
+
+
+def test_threads_of_ended_connections_are_bounded() -> None:
+    """Each connection takes the place of the one before, whose thread still runs."""
+    clock, limits = FakeClock(), ConnectionLimits(connections=1, per_address=1, per_block=1)
+    with HttpListener(("127.0.0.1", 0), LimitedRequestHandler, limits, clock=clock) as listener:
+        accepted = []
+        for number in range(6):
+            clock.sleep(IDLE_GRACE_S)
+            with socket.socket() as request:
+                accepted.append(listener.verify_request(request, (f"192.0.2.{number}", 1)))
+        assert accepted == [True, True, True, True, False, False]
