@@ -243,10 +243,10 @@ def test_definitions_of_the_machine_config_operator_stay(place: Place, run: Run)
     namespace = "openshift-machine-config-operator"
     place.client.create(resources.NAMESPACES, {"metadata": {"name": namespace}})
     operator = make_object(
-        uninstall._DEPLOYMENTS, "machine-config-operator",
+        resources.DEPLOYMENTS, "machine-config-operator",
         {"selector": {}, "template": {}}, namespace=namespace,
     )  # fmt: skip
-    place.client.create(uninstall._DEPLOYMENTS, operator, namespace=namespace)
+    place.client.create(resources.DEPLOYMENTS, operator, namespace=namespace)
     code, out, _ = run("--delete-crds")
     assert code == 0
     assert "CustomResourceDefinition" not in str(read_titles(out))
@@ -256,13 +256,13 @@ def test_definitions_of_the_machine_config_operator_stay(place: Place, run: Run)
 def test_foreign_objects_stay_and_keep_their_namespace(place: Place, run: Run) -> None:
     def add(resource: resources.Resource, name: str, namespace: str, **meta: Any) -> str:
         body = make_object(resource, name, namespace=namespace, **meta)
-        if resource == uninstall._DEPLOYMENTS:
+        if resource == resources.DEPLOYMENTS:
             body["spec"] = {"selector": {}, "template": {}}
         place.client.create(resource, body, namespace=namespace)
         return f"{resource.kind} {namespace}/{name}"
 
     certificate = add(resources.SECRETS, "treenail-ignition-tls", "treenail-ignition")
-    same_name = add(uninstall._DEPLOYMENTS, "treenail-controller", "default")
+    same_name = add(resources.DEPLOYMENTS, "treenail-controller", "default")
     same_label = add(resources.CONFIGMAPS, "mine", "default", labels=PART_OF_LABELS)
     token = add(resources.SECRETS, "bootstrap-token-abcdef", "kube-system")
     code, out, _ = run()
