@@ -63,9 +63,8 @@ def test_agent_with_wrong_node_name_uses_that_of_its_certificate(site: Site) -> 
 def test_agent_without_node_reports_it_and_starts_when_node_exists(site: Site) -> None:
     with agent(site, "n8", site.server.write_node_kubeconfig("n8")):
         wait_until(lambda: [text for text in site.messages() if "Node n8 does not exist" in text])
-        assert re.search(
-            "API server +reachable since .*: Node n8 does not exist", status(site).stdout
-        )
+        shown = "API server +reachable since .*: Node n8 does not exist"
+        wait_until(lambda: re.search(shown, status(site).stdout))
         node: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n8"}}
         site.lab.client.create(NODES, node)
         wait_until(lambda: "does not exist" not in status(site).stdout)

@@ -100,7 +100,7 @@ def hold_registries(*registries: SimRegistry) -> Iterator[None]:
         def clone(self) -> RegistryTransport:
             return Transport(self._tls, self._proxies, self._limits, self._clock)
 
-        def _connect(self, url: Url, _deadline: float) -> _Connection:
+        def _connect(self, url: Url, _deadline: float, _action: str) -> _Connection:
             if url.address not in by_host:
                 raise UnreachableError(f"no registry is at {url.address}")
             return _Connection(_Socket(by_host[url.address]), url.origin)  # type: ignore[arg-type]  # a part

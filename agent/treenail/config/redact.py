@@ -203,7 +203,7 @@ def redact_line(line: str) -> str:
 
 
 def redact_json(value: object, *, depth: int = 0) -> object:
-    """Withhold the values of secret keys and the secrets in strings of a JSON document.
+    """Withhold the values of secret keys, and the secrets in keys and strings, of a JSON document.
 
     What is nested deeper than any valid document is withheld too.
     """
@@ -211,7 +211,7 @@ def redact_json(value: object, *, depth: int = 0) -> object:
         return node_paths.WITHHELD
     if isinstance(value, dict):
         return {
-            key: node_paths.WITHHELD
+            redact_text(key): node_paths.WITHHELD
             if _is_secret_entry(key, child)
             else redact_json(child, depth=depth + 1)
             for key, child in value.items()

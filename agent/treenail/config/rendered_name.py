@@ -12,7 +12,6 @@ import re
 from functools import lru_cache
 
 from treenail.api import decode
-from treenail.encoding import yaml11
 
 # The Machine Config Operator hashes these bytes into every name. Without them, a migrated cluster
 # would roll out new configs to all nodes that differ only in the name.
@@ -97,7 +96,7 @@ def _write_mapping(value: decode.Json, indent: int, out: list[str], *, is_begun:
 def _split_key(key: str) -> tuple[str, int]:
     """Return the letters and the number of a key: go-yaml sorts the key a2 before a10."""
     match = _KEY.fullmatch(key)
-    if match is None or not isinstance(yaml11.resolve_scalar(key), str):
+    if match is None or not _is_text(key):
         raise ValueError(f"{key!r} is not a key of a Kubernetes structure")
     return match[1], int(match[2] or -1)
 
@@ -169,10 +168,17 @@ def _has_indicators(text: str) -> bool:
     )
 
 
+def _is_text(text: str) -> bool:
+    # Imported late: the Ignition server computes no names, and PyYAML takes 2 MiB.
+    from treenail.encoding import yaml11  # noqa: PLC0415
+
+    return isinstance(yaml11.resolve_scalar(text), str)
+
+
 def _is_read_as_other_type(text: str) -> bool:
     """Return whether go-yaml or a parser with base 60 reads the unquoted text as another type."""
     return (
-        not isinstance(yaml11.resolve_scalar(text), str)
+        not _is_text(text)
         or _BASE60.fullmatch(text) is not None
         or (_FRACTION.fullmatch(text) is not None and math.isfinite(float(text)))
         or _is_timestamp(text)

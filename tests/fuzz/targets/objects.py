@@ -19,7 +19,7 @@ from treenail.api.pullspec import parse_pull_spec
 from treenail.controllers.image_build.build_objects import ObservedJob, ObservedPod
 from treenail.controllers.pools.disruption_budgets import find_blocking_reason
 from treenail.controllers.pools.maintenance_windows import find_window_state
-from treenail.controllers.pools.node_facts import NodeFacts, NodeReport
+from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.pool_membership import ObservedPool
 from treenail.controllers.pools.rollout_policy import parse_policy
 from treenail.errors import TreenailError
@@ -94,7 +94,7 @@ def read_objects(content: bytes) -> Iterable[str]:
     document = _parse(content)
     for read in (
         ObservedPool.from_json, MachineOSConfig.from_json, MachineOSBuild.from_json,
-        ControllerConfigContents.from_json, ClusterDisruptionPolicy.from_json, NodeReport.from_json,
+        ControllerConfigContents.from_json, ClusterDisruptionPolicy.from_json,
         ObservedJob.from_json, ObservedPod.from_json,
     ):  # fmt: skip
         try:
