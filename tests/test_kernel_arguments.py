@@ -25,12 +25,12 @@ class Node:
     recorded: dict[str, int] = field(default_factory=dict)
     first: tuple[str, ...] = ()
 
-    def plan(self, config: list[str]) -> tuple[deployment_change.ArgumentEdit, dict[str, int]]:
+    def plan(self, config: list[str]) -> tuple[deployment_change.DeploymentChange, dict[str, int]]:
         known = deployment_change.merge_counts(self.first, self.booted, self.recorded)
         counts = deployment_change.count_machine_arguments(self.config, config, self.booted, known)
         return deployment_change.compute_edit(counts, config, self.booted), counts
 
-    def reach(self, config: list[str]) -> deployment_change.ArgumentEdit:
+    def reach(self, config: list[str]) -> deployment_change.DeploymentChange:
         edit, counts = self.plan(config)
         self.booted = deployment_change.apply_edit(self.booted, edit)
         self.config, self.recorded = tuple(config), counts
@@ -141,7 +141,7 @@ def test_later_argument_of_the_same_key_makes_the_config_come_last_again() -> No
     assert not deployment_change.is_applied(node.booted, node.plan(["a", "console=tty0"])[0])
     node.reach(["a", "console=tty0"])
     assert node.booted == tuple(split(f"{HOST} console=ttyS1 quiet a console=tty0"))
-    assert node.reach(["a", "console=tty0"]) == deployment_change.ArgumentEdit()
+    assert node.reach(["a", "console=tty0"]) == deployment_change.DeploymentChange()
     node.reach([])
     assert node.booted == tuple(split(f"{HOST} console=ttyS1 quiet"))
 
@@ -176,10 +176,10 @@ def test_machine_has_its_arguments_back_after_any_configs(
         # A step that is repeated after a crash, before or after the reboot, changes nothing more.
         assert deployment_change.apply_edit(node.booted, edit) == node.booted
         assert deployment_change.is_applied(node.booted, edit)
-        assert (edit == deployment_change.ArgumentEdit()) is deployment_change.is_applied(
+        assert (edit == deployment_change.DeploymentChange()) is deployment_change.is_applied(
             before, edit
         )
-        assert node.plan(config)[0] == deployment_change.ArgumentEdit()
+        assert node.plan(config)[0] == deployment_change.DeploymentChange()
     node.reach([])
     assert node.booted == tuple(host)
 

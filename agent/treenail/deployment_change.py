@@ -25,17 +25,6 @@ _INSTALLED = _FIRST_DEPLOYMENT | {"root"}
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentEdit:
-    """A change of a command line; applied twice it is the same as applied once."""
-
-    append: Arguments = ()
-    """The arguments to append, in order, after removing those in ``delete``."""
-    delete: Arguments = ()
-    keep: Arguments = ()
-    """Arguments of ``append`` and ``delete`` that stay where they are, as often as listed."""
-
-
-@dataclass(frozen=True, slots=True)
 class DeploymentChange:
     """A change of image, kernel arguments and packages, to deploy together.
 
@@ -45,10 +34,14 @@ class DeploymentChange:
     image: str = ""
     """The pull spec of the image to boot, by digest."""
     append_kargs: Annotated[tuple[str, ...], codec.Key("append")] = ()
-    """Kernel arguments to append, in order, after removing ``delete_kargs``."""
+    """Kernel arguments to append, in order, after removing ``delete_kargs``.
+
+    Applied twice, the change of arguments is the same as applied once.
+    """
     delete_kargs: Annotated[tuple[str, ...], codec.Key("delete")] = ()
     keep_kargs: Annotated[tuple[str, ...], codec.Key("keep")] = ()
-    """Of these arguments, those that stay, because the machine has them itself."""
+    """Of these arguments, those that stay where they are, as often as listed: the machine has them
+    itself."""
     install_packages: Annotated[tuple[str, ...], codec.Key("install")] = ()
     """Packages to layer on the image."""
     uninstall_packages: Annotated[tuple[str, ...], codec.Key("uninstall")] = ()
@@ -63,11 +56,6 @@ class DeploymentChange:
     def digest(self) -> str:
         """The manifest digest of the image; empty without one."""
         return self.image.partition("@")[2]
-
-    @property
-    def argument_edit(self) -> ArgumentEdit:
-        """The change of the kernel arguments."""
-        return ArgumentEdit(self.append_kargs, self.delete_kargs, self.keep_kargs)
 
     @property
     def packages(self) -> frozenset[str]:
@@ -109,10 +97,10 @@ def are_effective(wanted: Sequence[str], booted: Sequence[str]) -> bool:
     return present[max(len(present) - len(wanted), 0) :] == _normalize_all(wanted)
 
 
-def apply_edit(existing: Sequence[str], edit: ArgumentEdit) -> Arguments:
+def apply_edit(existing: Sequence[str], edit: DeploymentChange) -> Arguments:
     """Return the command line with the edit; of equal arguments the first ones are kept."""
-    changed = {*_normalize_all((*edit.append, *edit.delete))}
-    kept = Counter(_normalize_all(edit.keep))
+    changed = {*_normalize_all((*edit.append_kargs, *edit.delete_kargs))}
+    kept = Counter(_normalize_all(edit.keep_kargs))
     rest: list[str] = []
     for argument in existing:
         name = _normalize(argument)
@@ -121,12 +109,12 @@ def apply_edit(existing: Sequence[str], edit: ArgumentEdit) -> Arguments:
             if kept[name] < 0:
                 continue
         rest.append(argument)
-    return (*rest, *edit.append)
+    return (*rest, *edit.append_kargs)
 
 
-def is_applied(existing: Sequence[str], edit: ArgumentEdit) -> bool:
+def is_applied(existing: Sequence[str], edit: DeploymentChange) -> bool:
     """Return whether the edit changes nothing in the order of the keys that it is about."""
-    changed = (*edit.append, *edit.delete)
+    changed = (*edit.append_kargs, *edit.delete_kargs)
     return _select_keys(apply_edit(existing, edit), changed) == _select_keys(existing, changed)
 
 
@@ -153,7 +141,7 @@ def count_machine_arguments(
 
 def compute_edit(
     machine: Mapping[str, int], new: Sequence[str], booted: Sequence[str]
-) -> ArgumentEdit:
+) -> DeploymentChange:
     """Return the edit to the new config, by the counts of `count_machine_arguments`.
 
     Further arguments in ``booted`` belong to the machine too. An argument of the config that the
@@ -162,7 +150,7 @@ def compute_edit(
     base, added = _split_owners(machine, booted)
     present, wanted = _select_keys(base, new), _normalize_all(new)
     if are_effective(new, booted) and not Counter(_normalize_all(added)) - Counter(wanted):
-        return ArgumentEdit()
+        return NO_CHANGE
     overlap = next(
         count
         for count in range(min(len(present), len(wanted)), -1, -1)
@@ -211,12 +199,12 @@ def merge_counts(
 
 def _replace_arguments(
     booted: Sequence[str], delete: Sequence[str], append: Sequence[str]
-) -> ArgumentEdit:
+) -> DeploymentChange:
     """Return the edit that deletes these, and the last ones of equal arguments."""
     changed, left = {*_normalize_all((*append, *delete))}, Counter(_normalize_all(booted))
     left.subtract(_normalize_all(delete))
     keep = tuple(name for name in left.elements() if name in changed)
-    return ArgumentEdit(tuple(append), tuple(delete), keep)
+    return DeploymentChange(append_kargs=tuple(append), delete_kargs=tuple(delete), keep_kargs=keep)
 
 
 def _split_owners(machine: Mapping[str, int], booted: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -379,9 +379,7 @@ class FakeMachine:
     ) -> None:
         world = self._world
         digest = change.image.partition("@")[2] or world.system.digest
-        requested = System(
-            digest, apply_edit(world.system.arguments, change.argument_edit), world.serials + 1
-        )
+        requested = System(digest, apply_edit(world.system.arguments, change), world.serials + 1)
         staged = world.staging
         if staged and not world.locked:
             raise HostError(f"cannot stage {change}: {staged.id} is pending, and not locked")

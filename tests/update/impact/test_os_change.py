@@ -213,7 +213,7 @@ def test_staged_arguments_are_in_effect_after_boot(
     change = compute_os_change(arguments(*old), arguments(*new), now, image="")
     after = replace(
         now,
-        kernel_arguments=deployment_change.apply_edit(now.kernel_arguments, change.argument_edit),
+        kernel_arguments=deployment_change.apply_edit(now.kernel_arguments, change),
     )
     assert is_in_effect(change, after)
     assert change.is_empty or not is_in_effect(change, now)

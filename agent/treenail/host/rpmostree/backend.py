@@ -412,9 +412,9 @@ class RpmOstreeBackend:
         # KernelArgs replaces the whole command line: start from that of the pending deployment.
         existing = self._client.read_kernel_options(is_pending=True)
         arguments = deployment_change.split_arguments(existing)
-        if deployment_change.is_applied(arguments, change.argument_edit):
+        if deployment_change.is_applied(arguments, change):
             return
-        changed = deployment_change.apply_edit(arguments, change.argument_edit)
+        changed = deployment_change.apply_edit(arguments, change)
         options: dict[str, system_bus.BusOption] = {
             "lock-finalization": True,
             "initiating-command-line": f"{client.CLIENT}: stage {change}",
@@ -481,7 +481,7 @@ class RpmOstreeBackend:
         arguments = deployment_change.split_arguments(
             self._client.read_kernel_options(is_pending=True)
         )
-        if not deployment_change.is_applied(arguments, change.argument_edit):
+        if not deployment_change.is_applied(arguments, change):
             differences += (f"has the kernel arguments {' '.join(arguments)}",)
         if deployment is status.pending and not deployment.is_locked:
             differences += ("is not locked",)

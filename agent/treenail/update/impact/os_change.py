@@ -97,11 +97,9 @@ def compute_os_change(
     if not new_image:
         # An earlier release layered the extension without them: they come with the next image.
         install -= before & wanted_state.LATER_PACKAGES
-    change = deployment_change.DeploymentChange(
+    change = replace(
+        edit,
         image=new_image,
-        append_kargs=edit.append,
-        delete_kargs=edit.delete,
-        keep_kargs=edit.keep,
         install_packages=_sort_names(install),
         uninstall_packages=_sort_names((before - after) & set(booted.packages)),
         override_remove=_sort_names(removed - set(booted.removed_packages)),
@@ -159,7 +157,7 @@ def is_in_effect(change: deployment_change.DeploymentChange, booted: DeploymentS
     """Return whether the change is booted."""
     return (
         (not change.image or booted.has_booted(change.digest))
-        and deployment_change.is_applied(booted.kernel_arguments, change.argument_edit)
+        and deployment_change.is_applied(booted.kernel_arguments, change)
         and set(change.install_packages) <= set(booted.packages)
         and not set(change.uninstall_packages) & set(booted.packages)
         and set(change.override_remove) <= set(booted.removed_packages)
