@@ -331,16 +331,9 @@ class UnitFileReader:
         return UnitLinks(made, tuple(dict.fromkeys(path for path in removed if path not in made)))
 
     def read_preset(self, unit: str) -> unit_install.UnitPreset:
-        """Read the preset of the unit; of two preset files with one name the first counts."""
-        paths: dict[str, str] = {}
-        for directory in PRESET_PATH:
-            for name in self.files.list_directory(directory):
-                if name.endswith(".preset"):
-                    paths.setdefault(name, f"{directory}/{name}")
-        # Preset files are read in the order of their names, in whichever directory they are
-        # (systemd.preset(5)).
+        """Read the preset of the unit."""
         return unit_install.parse_preset(
-            (self._read_text(paths[name]) for name in sorted(paths)), unit
+            map(self._read_text, self._list_files(PRESET_PATH, ".preset")), unit
         )
 
     def _read_state(self, name: str) -> str:
@@ -389,31 +382,17 @@ class UnitFileReader:
         install, top = unit.install, unit_install.UNIT_DIRECTORY
         if posixpath.dirname(unit.path) not in SEARCH_PATH:
             self._add_link(f"{top}/{unit.name}", unit.path, made)
-        kinds: list[tuple[Sequence[str], Callable[[str], str]]] = [
-            (install.aliases, lambda alias: self._choose_alias(unit, alias)),
-            *(
-                (targets, partial(self._choose_dependency_link, unit, suffix))
-                for suffix, targets in zip(
-                    _SUFFIXES,
-                    (install.wanted_by, install.required_by, install.upheld_by),
-                    strict=True,
-                )
-            ),
-        ]
+        kinds = (install.aliases, install.wanted_by, install.required_by, install.upheld_by)
         has_result = False
-        for values, choose in kinds:
+        for suffix, values in zip(("", *_SUFFIXES), kinds, strict=True):
+            choose = partial(self._choose_dependency_link, suffix) if suffix else self._choose_alias
             problems: list[UnitFileError] = []
             is_done = False
             for value in values:
                 try:
-                    name = choose(value)
+                    name = choose(unit, value)
                     if name:
-                        self._add_link(
-                            f"{top}/{name}",
-                            unit.path,
-                            made,
-                            is_replaced=values is not install.aliases,
-                        )
+                        self._add_link(f"{top}/{name}", unit.path, made, is_replaced=bool(suffix))
                         is_done = True
                 except UnitFileError as error:
                     if not (is_preset and error.problem in _IGNORED_BY_PRESETS):
@@ -436,32 +415,30 @@ class UnitFileReader:
             )
         return "" if name == unit.name else name
 
-    def _choose_dependency_link(self, unit: _Unit, suffix: str, target: str) -> str:
-        name = unit_install.expand_specifiers(target, _get_default_instance(unit))
-        return f"{name}{suffix}/{self._choose_link_name(unit, name)}"
-
-    def _choose_link_name(self, unit: _Unit, target: str) -> str:
-        """Return the name of the link in the directory of the target."""
+    def _choose_dependency_link(self, suffix: str, unit: _Unit, value: str) -> str:
+        """Return the link in the directory of the unit that wants this one."""
+        default = _get_default_instance(unit)
+        target = unit_install.expand_specifiers(value, default)
         if not unit_install.is_unit_name(target):
             raise UnitFileError(
                 f"cannot enable {unit.name}: {target} is no name of a unit", UnitProblem.INVALID
             )
-        if not unit_install.is_template(unit.name):
-            return unit.name
-        if not unit.install.default_instance:
-            if unit_install.get_instance(target) is not None:
-                return unit.name
+        name = unit.name
+        if unit_install.is_template(name) and unit.install.default_instance:
+            name = default
+            instance = self._find_unit(name)
+            if instance and instance.is_masked:
+                raise UnitFileError(
+                    f"cannot enable {unit.name}: {name} is masked", UnitProblem.MASKED
+                )
+        elif unit_install.is_template(name) and unit_install.get_instance(target) is None:
             raise UnitFileError(
-                f"cannot enable {unit.name}: it is a template without DefaultInstance=",
+                f"cannot enable {name}: it is a template without DefaultInstance=",
                 UnitProblem.TEMPLATE,
                 remedy="enable an instance, such as "
-                f"{unit_install.make_instance_name(unit.name, 'NAME')}",
+                f"{unit_install.make_instance_name(name, 'NAME')}",
             )
-        name = _get_default_instance(unit)
-        instance = self._find_unit(name)
-        if instance and instance.is_masked:
-            raise UnitFileError(f"cannot enable {unit.name}: {name} is masked", UnitProblem.MASKED)
-        return name
+        return f"{target}{suffix}/{name}"
 
     def _add_link(
         self, path: str, target: str, made: dict[str, str], *, is_replaced: bool = False
@@ -593,13 +570,19 @@ class UnitFileReader:
         return max(versions, default=_UPHELD_BY_VERSION) >= _UPHELD_BY_VERSION
 
     def _list_dropins(self, unit: str) -> list[str]:
+        names = filter(None, (unit, unit_install.find_template_name(unit)))
+        directories = [f"{top}/{name}.d" for name in names for top in SEARCH_PATH]
+        return self._list_files(directories, ".conf")
+
+    def _list_files(self, directories: Iterable[str], suffix: str) -> list[str]:
+        """Return the files in the order of their names; of equal names the first counts."""
+        # In whichever directory they are (systemd.unit(5), systemd.preset(5)).
         paths: dict[str, str] = {}
-        for name in (unit, unit_install.find_template_name(unit)):
-            for directory in SEARCH_PATH if name else ():
-                for file in self.files.list_directory(f"{directory}/{name}.d"):
-                    if file.endswith(".conf"):
-                        paths.setdefault(file, f"{directory}/{name}.d/{file}")
-        return [paths[file] for file in sorted(paths)]
+        for directory in directories:
+            for name in self.files.list_directory(directory):
+                if name.endswith(suffix):
+                    paths.setdefault(name, f"{directory}/{name}")
+        return [paths[name] for name in sorted(paths)]
 
     def _read_text(self, path: str) -> str:
         return (self.files.read_file(path) or b"").decode("utf-8", "replace")
@@ -635,17 +618,13 @@ def _name(path: str) -> str:
     return posixpath.basename(path)
 
 
-def _is_dependency(path: str) -> bool:
-    return posixpath.dirname(path).endswith(_SUFFIXES)
-
-
 def _classify_link(unit: _Unit, path: str, text: str, *, is_below: bool) -> str:
     """Return whether the unit is enabled or linked by the link; empty for another unit's link.
 
     ``is_below``: the directory comes after that of the unit file.
     """
     name = _name(path)
-    if _is_dependency(path):
+    if posixpath.dirname(path).endswith(_SUFFIXES):
         is_enabling = unit.name in {name, unit_install.find_template_name(name)}
         return "enabled" if is_enabling else ""
     leads_to_unit, has_name = _name(text) == unit.name, not is_below and name == unit.name
