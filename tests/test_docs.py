@@ -218,8 +218,8 @@ def test_make_target_in_document_exists(document: Path) -> None:
 def test_configuration_lists_every_setting_with_default(settings: type[PartialSettings]) -> None:
     rows = (ROOT / "docs/configuration.md").read_text().splitlines()
     for field in fields(settings):
-        if isinstance(field.default, SETTINGS):
-            continue
+        if any(f"`[{field.name}]`" in row for row in rows):
+            continue  # a table
         (row,) = (row for row in rows if row.startswith(f"| `{field.name}` |"))
         default = row.split(" | ")[-1].removesuffix(" |")
         if isinstance(field.default, str) and field.default:

@@ -5,10 +5,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from treenail import errors
 from treenail.api import object_meta, pullspec
@@ -18,6 +18,7 @@ from treenail.update.drift import drift_policy
 from treenail.update.state import boot_trial
 
 T = TypeVar("T")
+_E = TypeVar("_E", bound=StrEnum)
 
 _MIN_S = 0.1
 _MAX_S = 86_400.0
@@ -46,6 +47,9 @@ class TomlTable:
         if isinstance(value, str) and value in choices:
             return choices[value]
         raise self.build_error(key, value, " or ".join(f'"{choice}"' for choice in choices))
+
+    def take_enum(self, key: str, kind: type[_E]) -> _E | None:
+        return self.take_choice(key, {member.value: member for member in kind})
 
     def take_choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
         values = self._take_value(key)
@@ -230,31 +234,31 @@ class PartialSettings:
     backend: BackendSetting | None = None
     reboot: RebootMode | None = None
     log_level: int | None = None
-    limits: LimitSettings = LimitSettings()
-    health: HealthSettings = HealthSettings()
-    preflight: PreflightSettings = PreflightSettings()
-    firstboot: FirstBootSettings = FirstBootSettings()
-    drift: DriftSettings = DriftSettings()
+    limits: LimitSettings | None = None
+    health: HealthSettings | None = None
+    preflight: PreflightSettings | None = None
+    firstboot: FirstBootSettings | None = None
+    drift: DriftSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """All settings with their values. All paths except ``root`` are below the root."""
 
-    kubeconfig: str
-    node_name: str
+    kubeconfig: str = "/var/lib/kubelet/kubeconfig"
+    node_name: str = ""
     """Empty unless it is set; `choose_identity` names the Node."""
-    root: str
-    pull_secret: str
+    root: str = "/"
+    pull_secret: str = "/var/lib/kubelet/config.json"  # noqa: S105 - a path
     """The cluster's pull secret."""
-    internal_pull_secret: str
+    internal_pull_secret: str = "/etc/mco/internal-registry-pull-secret.json"  # noqa: S105 - as above
     """The pull secret of the cluster's own registry; the file need not exist."""
-    drain: DrainMode
-    image_files: ImageFiles
-    backend: BackendSetting
-    reboot: RebootMode
-    log_level: int
-    limits: LimitSettings
+    drain: DrainMode = DrainMode.REQUEST
+    image_files: ImageFiles = ImageFiles.BAKED
+    backend: BackendSetting = BackendSetting.AUTO
+    reboot: RebootMode = RebootMode.FULL
+    log_level: int = logging.INFO
+    limits: LimitSettings = LimitSettings()
     health: HealthSettings = HealthSettings()
     preflight: PreflightSettings = PreflightSettings()
     firstboot: FirstBootSettings = FirstBootSettings()
@@ -303,12 +307,10 @@ def parse_settings(content: bytes, *, where: str) -> PartialSettings:
         root=table.take_text("root"),
         pull_secret=table.take_text("pull_secret"),
         internal_pull_secret=table.take_text("internal_pull_secret"),
-        drain=table.take_choice("drain", {str(drain): drain for drain in DrainMode}),
-        image_files=table.take_choice(
-            "image_files", {str(choice): choice for choice in ImageFiles}
-        ),
-        backend=table.take_choice("backend", {str(backend): backend for backend in BackendSetting}),
-        reboot=table.take_choice("reboot", {str(mode): mode for mode in RebootMode}),
+        drain=table.take_enum("drain", DrainMode),
+        image_files=table.take_enum("image_files", ImageFiles),
+        backend=table.take_enum("backend", BackendSetting),
+        reboot=table.take_enum("reboot", RebootMode),
         log_level=table.take_choice("log_level", _LOG_LEVELS),
         limits=_parse_limits(table.take_table("limits")),
         health=_parse_health(table.take_table("health")),
@@ -328,36 +330,18 @@ def _has_no_setting(content: bytes) -> bool:
 
 def merge_settings(file: PartialSettings, arguments: PartialSettings) -> AgentSettings:
     """Merge settings: the command line wins over the file, the file over the defaults."""
-    settings = AgentSettings(
-        kubeconfig=_select_first(
-            arguments.kubeconfig, file.kubeconfig, "/var/lib/kubelet/kubeconfig"
-        ),
-        node_name=_select_first(arguments.node_name, file.node_name, ""),
-        root=_select_first(arguments.root, file.root, "/"),
-        pull_secret=_select_first(
-            arguments.pull_secret, file.pull_secret, "/var/lib/kubelet/config.json"
-        ),
-        internal_pull_secret=_select_first(
-            arguments.internal_pull_secret,
-            file.internal_pull_secret,
-            "/etc/mco/internal-registry-pull-secret.json",
-        ),
-        drain=_select_first(arguments.drain, file.drain, DrainMode.REQUEST),
-        image_files=_select_first(arguments.image_files, file.image_files, ImageFiles.BAKED),
-        backend=_select_first(arguments.backend, file.backend, BackendSetting.AUTO),
-        reboot=_select_first(arguments.reboot, file.reboot, RebootMode.FULL),
-        log_level=_select_first(arguments.log_level, file.log_level, logging.INFO),
-        limits=file.limits,
-        health=file.health,
-        preflight=file.preflight,
-        firstboot=file.firstboot,
-        drift=file.drift,
-    )
+    values: dict[str, Any] = {
+        field.name: value
+        for source in (file, arguments)
+        for field in fields(source)
+        if (value := getattr(source, field.name)) is not None
+    }
+    settings = AgentSettings(**values)
     for key in ("kubeconfig", "root", "pull_secret", "internal_pull_secret"):
-        value: str = getattr(settings, key)
-        if not value.startswith("/") or "\0" in value:
-            raise errors.UsageError(f"{key} is {value!r}; allowed is an absolute path")
-    name = _select_first(arguments.node_name, file.node_name, "unset")
+        path: str = getattr(settings, key)
+        if not path.startswith("/") or "\0" in path:
+            raise errors.UsageError(f"{key} is {path!r}; allowed is an absolute path")
+    name = values.get("node_name", "unset")
     if not object_meta.is_object_name(name):
         raise errors.UsageError(
             f"node_name is {name!r}; allowed is the name of a Node: lower-case "
@@ -367,21 +351,16 @@ def merge_settings(file: PartialSettings, arguments: PartialSettings) -> AgentSe
     return settings
 
 
-def _select_first(*values: T | None) -> T:
-    return next(value for value in values if value is not None)
+def _take_all_seconds(
+    table: TomlTable, default: LimitSettings | HealthSettings
+) -> dict[str, float]:
+    """Return the settings that are a number of seconds."""
+    names = [field.name for field in fields(default) if field.name.endswith("_s")]
+    return {name: table.take_seconds(name, getattr(default, name)) for name in names}
 
 
 def _parse_limits(table: TomlTable) -> LimitSettings:
-    default = LimitSettings()
-    limits = LimitSettings(
-        stage_s=table.take_seconds("stage_s", default.stage_s),
-        stall_s=table.take_seconds("stall_s", default.stall_s),
-        drain_s=table.take_seconds("drain_s", default.drain_s),
-        call_s=table.take_seconds("call_s", default.call_s),
-        retry_first_s=table.take_seconds("retry_first_s", default.retry_first_s),
-        retry_max_s=table.take_seconds("retry_max_s", default.retry_max_s),
-        resync_s=table.take_seconds("resync_s", default.resync_s),
-    )
+    limits = LimitSettings(**_take_all_seconds(table, LimitSettings()))
     table.reject_unknown_keys()
     if limits.retry_first_s > limits.retry_max_s:
         raise table.build_error(
@@ -392,18 +371,8 @@ def _parse_limits(table: TomlTable) -> LimitSettings:
 
 def _parse_health(table: TomlTable) -> HealthSettings:
     default = HealthSettings()
-    modes = {str(mode): mode for mode in boot_trial.HealthCheckMode}
-    trial = HealthSettings(
-        mode=_select_first(table.take_choice("mode", modes), default.mode),
-        deadline_s=table.take_seconds("deadline_s", default.deadline_s),
-        settle_s=table.take_seconds("settle_s", default.settle_s),
-        failing_s=table.take_seconds("failing_s", default.failing_s),
-        ready_s=table.take_seconds("ready_s", default.ready_s),
-        outage_s=table.take_seconds("outage_s", default.outage_s),
-        check_s=table.take_seconds("check_s", default.check_s),
-        interval_s=table.take_seconds("interval_s", default.interval_s),
-        retention_s=table.take_seconds("retention_s", default.retention_s),
-    )
+    mode = table.take_enum("mode", boot_trial.HealthCheckMode) or default.mode
+    trial = HealthSettings(mode=mode, **_take_all_seconds(table, default))
     table.reject_unknown_keys()
     return trial
 
@@ -422,12 +391,14 @@ def _parse_preflight(table: TomlTable) -> PreflightSettings:
 
 def _parse_drift(table: TomlTable) -> DriftSettings:
     default = DriftSettings()
-    reactions = {str(reaction): reaction for reaction in drift_policy.DriftReaction}
+    reactions = drift_policy.DriftReaction
     paths = table.take_table("paths")
     drift = DriftSettings(
-        default=_select_first(table.take_choice("default", reactions), default.default),
+        default=table.take_enum("default", reactions) or default.default,
         paths=tuple(
-            (glob, _select_first(paths.take_choice(glob, reactions))) for glob in paths.list_keys()
+            (glob, reaction)
+            for glob in paths.list_keys()
+            if (reaction := paths.take_enum(glob, reactions))
         ),
         repairs_per_hour=table.take_count("repairs_per_hour", default.repairs_per_hour),
         full_check_s=table.take_seconds("full_check_s", default.full_check_s),
