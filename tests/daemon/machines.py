@@ -43,9 +43,7 @@ TOP = "/no-such-root"
 class Unlinked(Root):
     """Without links on the way, for which the real disk would be has_systemd."""
 
-    def _resolve(
-        self, path: str, *, follow_last: bool, owners: dict[str, int] | None = None
-    ) -> Path:
+    def _resolve(self, path: str, *, follow_last: bool, for_change: bool = False) -> Path:
         return self.prefix / path.lstrip("/")
 
 

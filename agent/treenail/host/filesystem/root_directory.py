@@ -36,10 +36,7 @@ class Root:
         A link of a user other than root is unsafe if it leads to an entry of another user, as for
         systemd-tmpfiles: that user could choose which files of others are changed.
         """
-        owners: dict[str, int] = {}
-        resolved = self._resolve(path, follow_last=True, owners=owners)
-        _check_owners(path, owners, resolved)
-        return resolved
+        return self._resolve(path, follow_last=True, for_change=True)
 
     def resolve_entry(self, path: str, *, for_change: bool = False) -> Path:
         """Follow every symbolic link except the last component, which is the entry itself.
@@ -47,18 +44,13 @@ class Root:
         Raises `FileError` as `resolve_path`, and for the root: its parent is outside. With
         ``for_change`` also for an unsafe link, as `resolve_safely`.
         """
-        owners: dict[str, int] | None = {} if for_change else None
-        entry = self._resolve(path, follow_last=False, owners=owners)
+        entry = self._resolve(path, follow_last=False, for_change=for_change)
         if entry == self.prefix:
             raise FileError(f"{path!r} is the root directory itself")
-        if owners:
-            _check_owners(path, owners, entry.parent)
         return entry
 
-    def _resolve(
-        self, path: str, *, follow_last: bool, owners: dict[str, int] | None = None
-    ) -> Path:
-        """``owners`` receives the links that were followed, with the user of each."""
+    def _resolve(self, path: str, *, follow_last: bool, for_change: bool = False) -> Path:
+        owners: dict[str, int] = {}
         todo = _parse_parts(path)
         done: list[str] = []
         count = 0
@@ -75,7 +67,7 @@ class Root:
                 if done == ["etc"] and self._has_usr_etc:
                     done[:] = ["usr", "etc"]
                 continue
-            if owners is not None:
+            if for_change:
                 link = "/".join((self._prefix_text, *done, part))
                 target, owners[link] = _read_owned_link(link)
             count += 1
@@ -84,7 +76,9 @@ class Root:
             if target.startswith("/"):
                 done.clear()
             todo.extend(_split_reversed(target))
-        return self.prefix.joinpath(*done)
+        resolved = self.prefix.joinpath(*done)
+        _check_owners(path, owners, resolved if follow_last else resolved.parent)
+        return resolved
 
 
 def _parse_parts(path: str) -> list[str]:
