@@ -63,7 +63,7 @@ class FileBackups:
             # Labels are those of the policy, not of a user.
             default = replace(default, path=header.path, xattrs=header.xattrs)
             header = replace(header, is_default=(default, default_content) == (header, content))
-        content = _format_copy(header, content)
+        content = json.dumps(codec.encode(header)).encode() + b"\n" + content
         return (
             undo_log.PathChange(BACKUP_DIRECTORY, entries.DirectoryEntry(0o700)),
             undo_log.PathChange(_get_backup_path(path), entries.FileEntry(lambda: content, 0o600)),
@@ -167,10 +167,6 @@ class FileBackups:
             str(state.kind), state.mode, state.uid, state.gid, state.target, xattrs, named
         )
         return header, content
-
-
-def _format_copy(header: _BackupHeader, content: bytes) -> bytes:
-    return json.dumps(codec.encode(header)).encode() + b"\n" + content
 
 
 def _make_entry(header: _BackupHeader, content: bytes) -> entries.Entry:
