@@ -155,7 +155,7 @@ def test_drop_in_outside_the_config_is_found() -> None:
     ],
 )
 def test_unit_drifts_by_its_enablement(states: dict[str, str], subjects: list[str]) -> None:
-    assert [drift.subject for drift in find_unit_drift(of(DOCUMENT), states)] == subjects
+    assert [drift.subject for drift in find_unit_drift(of(DOCUMENT), states, {})] == subjects
 
 
 def test_kernel_arguments_drift_by_each_missing_one() -> None:

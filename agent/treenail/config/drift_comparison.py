@@ -88,7 +88,7 @@ class Drift:
 def compute_expected_entries(wanted: wanted_state.WantedState) -> dict[str, ExpectedEntry]:
     """Return the expected entry of each path, without credentials, which rotate separately."""
     entries = [
-        *(_expect_file(file) for file in wanted.files.values()),
+        *(expect_file(file) for file in wanted.files.values()),
         *(
             ExpectedEntry(
                 entry.path,
@@ -207,7 +207,7 @@ def _compare_enabled(
 def find_unit_drift(
     wanted: wanted_state.WantedState,
     states: Mapping[str, str],
-    compared: Mapping[str, UnitLinkComparison] | None = None,
+    compared: Mapping[str, UnitLinkComparison],
 ) -> tuple[Drift, ...]:
     """Return the units whose state in systemd, or whose links, contradict the config.
 
@@ -215,11 +215,11 @@ def find_unit_drift(
     """
     drifts: list[Drift] = []
     for unit in wanted.units.values():
-        expectation = _find_wanted_enablement(unit)
-        state = states.get(unit.name, "not-found")
-        result = (compared or {}).get(unit.name, UnitLinkComparison())
-        if not expectation or unit.mask:
+        if unit.enabled is None or unit.mask:
             continue
+        expectation = "enabled" if unit.enabled else "disabled"
+        state = states.get(unit.name, "not-found")
+        result = compared.get(unit.name, UnitLinkComparison())
         if state in _list_wrong_states(unit):
             drifts.append(Drift(unit.name, DriftAttribute.ENABLEMENT, expectation, state))
         elif result.links:
@@ -282,7 +282,8 @@ def find_package_drift(wanted: Iterable[str], installed: Iterable[str]) -> tuple
     return tuple(Drift(name, DriftAttribute.PACKAGES, "installed", "nothing") for name in missing)
 
 
-def _expect_file(file: wanted_state.WantedFile) -> ExpectedEntry:
+def expect_file(file: wanted_state.WantedFile) -> ExpectedEntry:
+    """Return the expected entry of a file, of a credential too."""
     return ExpectedEntry(
         file.path,
         observations.EntryKind.FILE,
@@ -302,30 +303,15 @@ def _list_unit_paths(unit: wanted_state.WantedUnit) -> Iterator[str]:
 
 
 def _expect_unit_files(unit: wanted_state.WantedUnit) -> Iterator[ExpectedEntry]:
-    path = node_paths.unit_path(unit.name)
+    root = wanted_state.ROOT
     if unit.mask:
+        path = node_paths.unit_path(unit.name)
         yield ExpectedEntry(path, observations.EntryKind.LINK, target=MASK_TARGET)
-    elif unit.contents:
-        yield ExpectedEntry(
-            path,
-            observations.EntryKind.FILE,
-            unit.contents,
-            UNIT_MODE,
-            wanted_state.ROOT,
-            wanted_state.ROOT,
-        )
+    for path, text in unit.list_files():
+        yield ExpectedEntry(path, observations.EntryKind.FILE, text, UNIT_MODE, root, root)
     for name, text in unit.dropins.items():
-        path = node_paths.dropin_path(unit.name, name)
-        if text:
-            yield ExpectedEntry(
-                path,
-                observations.EntryKind.FILE,
-                text,
-                UNIT_MODE,
-                wanted_state.ROOT,
-                wanted_state.ROOT,
-            )
-        else:
+        if not text:
+            path = node_paths.dropin_path(unit.name, name)
             yield ExpectedEntry(path, observations.EntryKind.NOTHING)
 
 
@@ -358,12 +344,6 @@ def _find_differences(entry: ExpectedEntry, present: observations.PathEntry) -> 
         yield Drift(
             entry.path, DriftAttribute.LABEL, present.expected_label, present.label or "nothing"
         )
-
-
-def _find_wanted_enablement(unit: wanted_state.WantedUnit) -> str:
-    if unit.enabled is None:
-        return ""
-    return "enabled" if unit.enabled else "disabled"
 
 
 def _list_wrong_states(unit: wanted_state.WantedUnit) -> frozenset[str]:

@@ -6,9 +6,12 @@ no label is believed. What no image can carry, and the state of the machine, the
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from treenail import errors, observations, sanitize
 from treenail.config import drift_comparison, node_paths, wanted_state
+
+T = TypeVar("T")
 
 IMAGE_FILES = "ImageFiles"
 """The name of the comparison, where a target is quarantined by it."""
@@ -126,16 +129,16 @@ def drop_provided(
     wanted: wanted_state.WantedState, provided: frozenset[str]
 ) -> wanted_state.WantedState:
     """Return the part of the config that the agent writes."""
+
+    def select(parts: Mapping[str, T]) -> dict[str, T]:
+        return {name: part for name, part in parts.items() if name not in provided}
+
     return replace(
         wanted,
-        files={path: file for path, file in wanted.files.items() if path not in provided},
-        directories={
-            path: directory
-            for path, directory in wanted.directories.items()
-            if path not in provided
-        },
-        links={path: link for path, link in wanted.links.items() if path not in provided},
-        units={name: unit for name, unit in wanted.units.items() if name not in provided},
+        files=select(wanted.files),
+        directories=select(wanted.directories),
+        links=select(wanted.links),
+        units=select(wanted.units),
     )
 
 
@@ -201,7 +204,7 @@ def _compare_unit(
             contents, mask = "", None
         else:
             dropins[path.rpartition("/")[2]] = ""
-    gaps += drift_comparison.find_unit_drift(only, content.unit_states)
+    gaps += drift_comparison.find_unit_drift(only, content.unit_states, {})
     if unit.mask is False and content.unit_states.get(unit.name, "").startswith("masked"):
         state = content.unit_states[unit.name]
         gaps.append(

@@ -91,6 +91,10 @@ class Inventory:
     ostree replaces them by those of the next image at the reboot, and keeps all others.
     """
 
+    def get_entry(self, path: str) -> observations.PathEntry:
+        """Return the entry at an inspected path."""
+        return self.entries.get(path, observations.ABSENT_ENTRY)
+
     def resolve_path(self, path: str) -> str:
         """Return the path that all paths to the same directory entry share."""
         return self.resolved_paths.get(path, path)

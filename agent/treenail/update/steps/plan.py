@@ -65,7 +65,7 @@ def plan_core_user(
 
 
 def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
-    key_file = inventory.entries.get(node_paths.AUTHORIZED_KEYS, observations.ABSENT_ENTRY)
+    key_file = inventory.get_entry(node_paths.AUTHORIZED_KEYS)
     if not keys and key_file.kind is observations.EntryKind.NOTHING:
         return False
     owner = node_paths.CORE_USER
@@ -86,22 +86,12 @@ def _has_other_keys(keys: tuple[str, ...], inventory: Inventory) -> bool:
         ),
     )
     return any(
-        drift_comparison.compare_entry(
-            entry, inventory.entries.get(entry.path, observations.ABSENT_ENTRY)
-        )
-        for entry in expected
+        drift_comparison.compare_entry(entry, inventory.get_entry(entry.path)) for entry in expected
     )
 
 
 _RELEASED = "the config no longer has it"
 # Files with pull secrets: a backup would keep a secret after its rotation.
-_BACKED_UP_KINDS = frozenset(
-    {
-        observations.EntryKind.FILE,
-        observations.EntryKind.LINK,
-        observations.EntryKind.DIRECTORY,
-    }
-)
 _NEVER_BACKED_UP = node_paths.CREDENTIALS | {"/var/lib/kubelet/config.json"}
 
 
@@ -156,11 +146,11 @@ def _plan_entries(
     cleared: list[step_types.EntryStep] = list(_release_entries(old, now, new, inventory))
     placed: list[step_types.EntryStep] = []
     for entry in _list_entries(new, inventory):
-        present = inventory.entries.get(entry.path, observations.ABSENT_ENTRY)
+        present = inventory.get_entry(entry.path)
         drifts = drift_comparison.compare_entry(entry, present)
         if entry.path in provided and (not drifts or entry.path in inventory.pristine):
             continue
-        if _needs_backup(entry.path, present) and inventory.resolve_path(entry.path) not in owned:
+        if _needs_backup(entry.path, inventory, owned):
             backups.append(step_types.BackUpEntry(entry.path))
         if drifts:
             step = _make_step(entry, new, drifts)
@@ -174,8 +164,7 @@ def _plan_entries(
         if path in provided:
             continue
         if link.is_hard and (path not in inventory.intact_hard_links or link.target in written):
-            present = inventory.entries.get(path, observations.ABSENT_ENTRY)
-            if _needs_backup(path, present) and inventory.resolve_path(path) not in owned:
+            if _needs_backup(path, inventory, owned):
                 backups.append(step_types.BackUpEntry(path))
             reason = "not a hard link to that file"
             placed.append(
@@ -200,14 +189,11 @@ def _release_entries(
         handled.add(entry)
         if entry in copies:
             yield step_types.RestoreEntry(copies[entry], _RELEASED)
-        elif (
-            inventory.entries.get(path, observations.ABSENT_ENTRY).kind
-            is not observations.EntryKind.NOTHING
-        ):
+        elif inventory.get_entry(path).kind is not observations.EntryKind.NOTHING:
             yield step_types.RemoveEntry(path, _RELEASED)
     for unit in new.units.values():
         path = node_paths.unit_path(unit.name)
-        present = inventory.entries.get(path, observations.ABSENT_ENTRY)
+        present = inventory.get_entry(path)
         is_masked = (
             present.kind is observations.EntryKind.LINK
             and present.target == drift_comparison.MASK_TARGET
@@ -226,23 +212,15 @@ def _list_entries(
     yield from (entry for entry in entries if entry.kind is not observations.EntryKind.DIRECTORY)
     # The agent renews credentials separately; a config only provides the first ones.
     for path in sorted(node_paths.CREDENTIALS & new.files.keys()):
-        if (
-            inventory.entries.get(path, observations.ABSENT_ENTRY).kind
-            is observations.EntryKind.NOTHING
-        ):
-            file = new.files[path]
-            yield drift_comparison.ExpectedEntry(
-                path,
-                observations.EntryKind.FILE,
-                file.contents,
-                file.mode,
-                file.user,
-                file.group,
-            )
+        if inventory.get_entry(path).kind is observations.EntryKind.NOTHING:
+            yield drift_comparison.expect_file(new.files[path])
 
 
-def _needs_backup(path: str, present: observations.PathEntry) -> bool:
-    return path not in _NEVER_BACKED_UP and present.kind in _BACKED_UP_KINDS
+def _needs_backup(path: str, inventory: Inventory, owned: set[str]) -> bool:
+    if path in _NEVER_BACKED_UP or inventory.resolve_path(path) in owned:
+        return False
+    kind = inventory.get_entry(path).kind
+    return kind not in {observations.EntryKind.NOTHING, observations.EntryKind.OTHER}
 
 
 def _make_step(

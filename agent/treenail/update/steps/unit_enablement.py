@@ -5,7 +5,7 @@ from any of them, or leave. The rule is that of `drift_comparison.compare_unit_l
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treenail import errors
 from treenail.config import drift_comparison, wanted_state
@@ -33,16 +33,13 @@ def plan_enablement(
     provided: frozenset[str],
 ) -> EnablementPlan:
     """Plan the steps for units; ``entry_steps`` change the unit files between them."""
-    wanted = wanted_state.WantedState(
-        new.files,
-        new.directories,
-        new.links,
-        {
-            unit.name: unit
-            for unit in new.units.values()
-            if not (unit.name in provided and _is_left_to_image(unit, inventory))
-        },
-    )
+    remaining = {
+        name: unit
+        for name, unit in new.units.items()
+        # A unit that is as the image has it is left to the image.
+        if name not in provided or (unit.enabled is not None and name not in inventory.pristine)
+    }
+    wanted = replace(new, units=remaining)
     units = [unit for unit in wanted.units.values() if not unit.mask]
     released = sorted(old.units.keys() - new.units.keys())
     present = inventory.units.change_files({})
@@ -103,10 +100,6 @@ def plan_enablement(
         ),
         tuple(_list_refusals(wanted, compared, simulation)),
     )
-
-
-def _is_left_to_image(unit: wanted_state.WantedUnit, inventory: Inventory) -> bool:
-    return unit.enabled is None or unit.name in inventory.pristine
 
 
 def _list_changes(
