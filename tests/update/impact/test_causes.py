@@ -7,7 +7,7 @@ from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.wanted_state import read_wanted_state
-from treenail.update.impact.impact import ConfigSources, DisruptionCause, compute_disruption
+from treenail.update.impact.impact import ConfigSources, DisruptionReason, compute_disruption
 
 OLD = MachineConfig(
     metadata=ObjectMeta(
@@ -32,7 +32,7 @@ NEW = MachineConfig(
 )
 
 
-def find_causes(image_source: str = "") -> list[DisruptionCause]:
+def find_causes(image_source: str = "") -> list[DisruptionReason]:
     diff = compare_configs(read_wanted_state(OLD), read_wanted_state(NEW))
     sources = ConfigSources(diff, OLD, NEW, image_source=image_source)
     return [
@@ -52,7 +52,7 @@ def test_cause_is_the_last_config_or_for_removed_entries_the_old_one() -> None:
 
 
 def test_cause_of_image_in_an_annotation_is_the_annotation() -> None:
-    assert find_causes("annotation desiredImage")[2] == DisruptionCause(
+    assert find_causes("annotation desiredImage")[2] == DisruptionReason(
         "osImageURL changed", "part of the operating system", "annotation desiredImage"
     )
 

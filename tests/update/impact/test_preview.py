@@ -12,7 +12,7 @@ from treenail.api.object_meta import ObjectMeta
 from treenail.config.diff import compare_configs
 from treenail.config.redact import FileDiff
 from treenail.config.wanted_state import ParsedConfig, read_wanted_state
-from treenail.update.impact.impact import DisruptionCause, compute_disruption
+from treenail.update.impact.impact import DisruptionReason, compute_disruption
 from treenail.update.impact.preview import (
     ChangeMark,
     ContentDiff,
@@ -50,7 +50,7 @@ def test_preview_of_changed_file_has_difference_action_and_cause() -> None:
             ),
         ),
         actions=(
-            PreviewAction("drain and reboot", (DisruptionCause("file /etc/a changed", RULE),)),
+            PreviewAction("drain and reboot", (DisruptionReason("file /etc/a changed", RULE),)),
         ),
         needs_drain=True,
         needs_reboot=True,

@@ -40,7 +40,7 @@ class PlannedAction:
     """One action and all its causes."""
 
     action: str
-    reasons: tuple[impact.DisruptionCause, ...]
+    reasons: tuple[impact.DisruptionReason, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NodeChange:
     before: node_facts.RolloutTarget
     steps: tuple[PlannedAction, ...] = ()
     """Actions, the least disruptive first; empty when none is needed."""
-    undisruptive: tuple[impact.DisruptionCause, ...] = ()
+    undisruptive: tuple[impact.DisruptionReason, ...] = ()
     """Differences that need no action."""
     needs_drain: bool = True
     needs_reboot: bool = True
@@ -547,7 +547,7 @@ def _format_change(change: NodeChange, image_builder: str) -> Iterator[str]:
             yield f"    the image must contain {named}; each node checks that before its drain"
 
 
-def _format_reasons(reasons: Sequence[impact.DisruptionCause], lead: str) -> Iterator[str]:
+def _format_reasons(reasons: Sequence[impact.DisruptionReason], lead: str) -> Iterator[str]:
     for reason in reasons[:MAX_REASONS]:
         source = f", from {reason.source}" if reason.source else ""
         yield f"      {lead}{reason.subject} ({reason.rule}){source}"

@@ -38,9 +38,12 @@ class DisruptionReason:
 
     subject: str
     rule: str
+    source: str = ""
+    """The MachineConfig behind it; empty if unknown."""
 
     def __str__(self) -> str:
-        return f"{self.subject} ({self.rule})"
+        source = f", from {self.source}" if self.source else ""
+        return f"{self.subject} ({self.rule}){source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,6 @@ class ConfigDisruption:
         return self.level is DisruptionLevel.REBOOT
 
 
-@dataclass(frozen=True, slots=True)
-class DisruptionCause:
-    """A difference, the rule for it, and the MachineConfig behind it; empty if unknown."""
-
-    subject: str
-    rule: str
-    source: str = ""
-
-    def __str__(self) -> str:
-        source = f", from {self.source}" if self.source else ""
-        return f"{self.subject} ({self.rule}){source}"
-
-
 class ConfigSources:
     """The MachineConfig that decided each difference that `compute_disruption` names."""
 
@@ -109,11 +99,9 @@ class ConfigSources:
         if image_source:
             self._by_subject[f"{OSAspect.IMAGE} changed"] = image_source
 
-    def find_cause(self, reason: DisruptionReason) -> DisruptionCause:
+    def find_cause(self, reason: DisruptionReason) -> DisruptionReason:
         """Return the reason with its source."""
-        return DisruptionCause(
-            reason.subject, reason.rule, self._by_subject.get(reason.subject, "")
-        )
+        return replace(reason, source=self._by_subject.get(reason.subject, ""))
 
 
 def compute_disruption(

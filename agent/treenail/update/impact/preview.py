@@ -63,7 +63,7 @@ class PreviewAction:
     """One disruptive action and its causes."""
 
     description: str
-    reasons: tuple[impact.DisruptionCause, ...]
+    reasons: tuple[impact.DisruptionReason, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Preview:
     entries: tuple[PreviewEntry, ...] = ()
     actions: tuple[PreviewAction, ...] = ()
     """The disruptive actions, the least disruptive first."""
-    harmless: tuple[impact.DisruptionCause, ...] = ()
+    harmless: tuple[impact.DisruptionReason, ...] = ()
     """The differences that disrupt nothing."""
     needs_drain: bool = False
     needs_reboot: bool = False
@@ -222,7 +222,7 @@ def _list_config_entries(diff: ConfigDiff) -> Iterator[PreviewEntry]:
     for file in diff.files:
         yield _make_entry("file", file, _describe_file(file), _compare_file(file))
     for directory in diff.directories:
-        yield _make_entry("directory", directory, _describe_directory(directory))
+        yield _make_entry("directory", directory, _describe_owner(directory.old, directory.new))
     for link in diff.links:
         yield _make_entry("link", link, _describe_link(link))
     for unit in diff.units:
@@ -308,10 +308,6 @@ def _describe_file(change: EntryChange[wanted_state.WantedFile]) -> Iterator[str
         yield "the agent renews this file separately"
     elif change.new is None and node_paths.should_outlive_config(change.key):
         yield "stays on the node: certificates remain trusted"
-
-
-def _describe_directory(change: EntryChange[wanted_state.WantedDirectory]) -> Iterator[str]:
-    yield from _describe_owner(change.old, change.new)
 
 
 def _describe_owner(
