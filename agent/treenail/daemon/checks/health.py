@@ -213,18 +213,13 @@ class HealthChecker:
             self._probes.cluster.refresh_node()
         except errors.NotFoundError:
             is_missing = True
-        except errors.UnnamedNodeError as error:
-            # Another program sets the name. What this node is called says nothing about its target.
-            yield health.HealthCheckResult(
-                health.API_SERVER, is_passing=None, problem=str(error), is_external=True
-            )
-            yield health.HealthCheckResult(health.NODE_READY, is_passing=None)
-            return
         except errors.ClusterError as error:
+            # Another program sets the name. What this node is called says nothing about its target.
+            is_passing = None if isinstance(error, errors.UnnamedNodeError) else False
             # A rejected credential is no outage: the API server answers.
             is_outage = not isinstance(error, errors.ForbiddenError)
             yield health.HealthCheckResult(
-                health.API_SERVER, is_passing=False, problem=str(error), is_external=is_outage
+                health.API_SERVER, is_passing, str(error), is_external=is_outage
             )
             yield health.HealthCheckResult(health.NODE_READY, is_passing=None)
             return
