@@ -277,18 +277,11 @@ def list_service_events(
     steps: Sequence[step_types.ConfigStep], target: ledger_record.Target
 ) -> Iterator[NodeEvent]:
     """Return an Event for the reloaded units and one for the restarted units."""
-    for reason, verb, units in (
-        (
-            "ServiceReload",
-            "Reloaded",
-            [step.unit for step in steps if isinstance(step, step_types.ReloadUnit)],
-        ),
-        (
-            "ServiceRestart",
-            "Restarted",
-            [step.unit for step in steps if isinstance(step, step_types.RestartUnit)],
-        ),
+    for kind, reason, verb in (
+        (step_types.ReloadUnit, "ServiceReload", "Reloaded"),
+        (step_types.RestartUnit, "ServiceRestart", "Restarted"),
     ):
+        units = [step.unit for step in steps if isinstance(step, kind)]
         if units:
             yield NodeEvent("Normal", reason, f"{verb} {', '.join(units)} for {target}")
 

@@ -6,7 +6,6 @@ run: it restores only what the undo log recorded right before a change.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
 
 from treenail.api.ignition.model import Contents
 from treenail.config import wanted_state
@@ -237,16 +236,10 @@ InverseStep = UndoEntry | UndoEnablement | UndoPassword | ServiceStep
 def invert_step(step: ConfigStep) -> InverseStep:
     """Return the step that undoes a step."""
     match step:
-        case WriteFile() | MakeDirectory() | MakeLink() | RelabelEntry():
-            return UndoEntry(step.path)
-        case RemoveEntry() | BackUpEntry() | RestoreEntry():
-            return UndoEntry(step.path)
         case SetSshKeys():
             return UndoEntry(f"the SSH keys of {step.user}")
         case RecordOwnership():
             return UndoEntry("the record of what belongs to the config")
-        case StoreConfig():
-            return UndoEntry(step.path)
         case EnableUnits() | DisableUnits() | PresetUnits():
             return UndoEnablement()
         case SetPassword():
@@ -254,7 +247,7 @@ def invert_step(step: ConfigStep) -> InverseStep:
         case ReloadDaemon() | ReloadUnit() | RestartUnit():
             return step
         case _:
-            assert_never(step)
+            return UndoEntry(step.path)
 
 
 def list_undo_steps(steps: Sequence[ConfigStep]) -> tuple[InverseStep, ...]:
