@@ -13,12 +13,7 @@ from treenail.api import annotations as key
 from treenail.api import disruptionpolicy, machineconfig, object_meta
 from treenail.api.node import Node
 from treenail.cli.node import local_machine
-from treenail.config.image_content import (
-    ImageSplit,
-    assume_provided,
-    compare_with_image,
-    make_missing_error,
-)
+from treenail.config import image_content
 from treenail.config.wanted_state import ParsedConfig
 from treenail.daemon import agent_settings
 from treenail.daemon.configuration import config_cache
@@ -29,7 +24,6 @@ from treenail.host.machine import Machine
 from treenail.kube import resources
 from treenail.update.impact import os_change, preview
 from treenail.update.state import ledger_record
-from treenail.update.state import ledger_record as records
 from treenail.update.steps import step_types
 
 if TYPE_CHECKING:
@@ -103,7 +97,7 @@ def plan_node(
     """
     settings = local_machine.load_node_settings(machine.root, config)
     has_files_in_image = settings.image_files is agent_settings.ImageFiles.BAKED
-    record = records.from_json(machine.ledger.read_document())
+    record = ledger_record.from_json(machine.ledger.read_document())
     target = read_desired_target(machine, record)
     if not target.config:
         raise errors.UsageError(
@@ -136,7 +130,9 @@ def plan_node(
     )
     machine_plan = _inspect_machine(machine, record, old, new, target, sources.notes)
     if machine_plan and machine_plan.split and machine_plan.split.missing and has_files_in_image:
-        error = make_missing_error(target.config, target.image, machine_plan.split.missing)
+        error = image_content.make_missing_error(
+            target.config, target.image, machine_plan.split.missing
+        )
         sources.notes.append(f"the agent will reject the update: {error}; {error.remedy}")
     if machine_plan is not None and target == current:
         # Drift alone starts no update; the drift policy decides about it.
@@ -199,7 +195,7 @@ class _PlanSources:
         cached = config_cache.ConfigCache(
             self._machine.files, self.fetch_machine_config
         ).read_cached(name)
-        return cached or self._query_cluster(lambda: ParsedConfig(self.fetch_machine_config(name)))
+        return cached or self._query_cluster(lambda node: ParsedConfig(node.machine_config(name)))
 
     def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
         """Fetch the config from the API server; raise `ClusterError` or `ConfigError`."""
@@ -208,7 +204,9 @@ class _PlanSources:
 
     def must_image_have_files(self, *, default: bool) -> bool:
         """Return whether the image must contain the files: by the Node, or by the settings."""
-        chosen = self._query_cluster(self._fetch_image_files)
+        chosen = self._query_cluster(
+            lambda node: Node.from_json(node.read_node()).annotations.get(key.IMAGE_FILES, "")
+        )
         return (
             chosen == agent_settings.ImageFiles.BAKED
             if chosen in set(agent_settings.ImageFiles)
@@ -217,26 +215,19 @@ class _PlanSources:
 
     def find_policy(self) -> disruptionpolicy.DisruptionPolicy:
         """Return the policy of the cluster, or the default policy with a note."""
-        policy = self._query_cluster(self._fetch_policy)
+        policy = self._query_cluster(OwnNode.fetch_policy)
         if policy is None:
             self.notes.append(
                 f"the plan assumes the default node disruption policy: {self._unreachable_reason}"
             )
         return policy or disruptionpolicy.DEFAULT_POLICY
 
-    def _fetch_image_files(self) -> str:
-        with connect_own_node(self._machine, self._config) as node:
-            return Node.from_json(node.read_node()).annotations.get(key.IMAGE_FILES, "")
-
-    def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
-        with connect_own_node(self._machine, self._config) as node:
-            return node.fetch_policy()
-
-    def _query_cluster(self, query: Callable[[], T]) -> T | None:
+    def _query_cluster(self, query: Callable[[OwnNode], T]) -> T | None:
         if self._unreachable_reason:
             return None
         try:
-            return query()
+            with connect_own_node(self._machine, self._config) as node:
+                return query(node)
         except (errors.ClusterError, errors.UsageError) as error:
             self._unreachable_reason = str(error)
             return None
@@ -259,16 +250,16 @@ def _inspect_machine(
     except errors.HostError as error:
         notes.append(f"the plan assumes that the booted deployment matches the config: {error}")
         change = None
-    split = ImageSplit(wanted)
+    split = image_content.ImageSplit(wanted)
     try:
         configuration = local_machine.create_configuration(
             machine, is_running=machine.root.prefix == Path("/")
         )
         if target.image and (change is None or change.image):
-            split = assume_provided(wanted)
+            split = image_content.assume_provided(wanted)
         elif target.image:
             content = read_image_content(open_booted_tree(machine.root), wanted)
-            split = compare_with_image(wanted, content)
+            split = image_content.compare_with_image(wanted, content)
         steps = configuration.plan_steps(split.wanted, new.config.name, split.provided).steps
     except errors.HostError as error:
         notes.append(f"the plan compares the configs only, not this machine: {error}")

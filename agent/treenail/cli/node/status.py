@@ -15,7 +15,6 @@ from treenail.host.machine import Machine
 from treenail.host.ostree.deployments import DeploymentStatus, OstreeDeployment
 from treenail.host.system.resources import find_process
 from treenail.update.state import history, ledger_record
-from treenail.update.state import ledger_record as records
 
 Json = dict[str, object]
 
@@ -149,7 +148,7 @@ def _read_record(
     Also return a failure if it is damaged, because no agent starts with it.
     """
     try:
-        return records.from_json(machine.ledger.read_document()), None
+        return ledger_record.from_json(machine.ledger.read_document()), None
     except errors.TreenailError as error:
         if isinstance(error.__cause__, errors.FileError):
             # No damage: only root can read the ledger.
