@@ -46,20 +46,14 @@ class ExpectedDeployment:
 
     def list_differences(self, deployment: deployments.OstreeDeployment) -> tuple[str, ...]:
         """Return the differences of the deployment, as ends of a sentence after ``it``."""
+        layered, removed = {*deployment.requested_packages}, {*deployment.requested_base_removals}
+        is_other = not self._has_same_image(deployment)
         return (
-            *(
-                ()
-                if self._has_same_image(deployment)
-                else (f"is of {_describe_origin(deployment)}, not {self._origin}",)
-            ),
-            *_format_difference("lacks", self.packages - set(deployment.requested_packages)),
-            *_format_difference("has", set(deployment.requested_packages) - self.packages),
-            *_format_difference(
-                "has not left out", self.removed_packages - set(deployment.requested_base_removals)
-            ),
-            *_format_difference(
-                "has left out", set(deployment.requested_base_removals) - self.removed_packages
-            ),
+            *((f"is of {_describe_origin(deployment)}, not {self._origin}",) if is_other else ()),
+            *_format_difference("lacks", self.packages - layered),
+            *_format_difference("has", layered - self.packages),
+            *_format_difference("has not left out", self.removed_packages - removed),
+            *_format_difference("has left out", removed - self.removed_packages),
         )
 
     @property
@@ -351,27 +345,12 @@ class RpmOstreeBackend:
         """Stage image and packages; equal changes make equal calls, which rpm-ostreed can join."""
         # rpm-ostreed ignores an unknown key, and a value of another type than it expects, without
         # an error.
+        layered, removed = booted.requested_packages, booted.requested_base_removals
         modifiers: dict[str, system_bus.BusOption] = {
-            "install-packages": [
-                package
-                for package in change.install_packages
-                if package not in booted.requested_packages
-            ],
-            "uninstall-packages": [
-                package
-                for package in change.uninstall_packages
-                if package in booted.requested_packages
-            ],
-            "override-remove-packages": [
-                package
-                for package in change.override_remove
-                if package not in booted.requested_base_removals
-            ],
-            "override-reset-packages": [
-                package
-                for package in change.override_reset
-                if package in booted.requested_base_removals
-            ],
+            "install-packages": [n for n in change.install_packages if n not in layered],
+            "uninstall-packages": [n for n in change.uninstall_packages if n in layered],
+            "override-remove-packages": [n for n in change.override_remove if n not in removed],
+            "override-reset-packages": [n for n in change.override_reset if n in removed],
         }
         modifiers = {key: names for key, names in modifiers.items() if names}
         options: dict[str, system_bus.BusOption] = {
