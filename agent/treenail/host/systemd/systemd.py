@@ -134,7 +134,7 @@ class Systemd:
     def _run_job(self, method: str, verb: str, unit: str) -> None:
         deadline = self._clock.monotonic() + self._job_s
         result = ""
-        with subscribe_manager(self._bus), self._bus.receive_signals(MANAGER) as signals:
+        with receive_manager_signals(self._bus) as signals:
             try:
                 # Subscribed before the call: a short job may end before the reply arrives.
                 job = self._bus.call_method(MANAGER, method, unit, "replace", timeout_s=_CALL_S)
@@ -182,7 +182,7 @@ class Systemd:
 
 
 @contextmanager
-def subscribe_manager(bus: system_bus.SystemBus) -> Iterator[None]:
+def receive_manager_signals(bus: system_bus.SystemBus) -> Iterator[system_bus.BusSignals]:
     """Subscribe to the signals of systemd: it sends JobRemoved to subscribers only.
 
     The subscription brings every other signal of the manager too, so it ends with the context.
@@ -193,7 +193,8 @@ def subscribe_manager(bus: system_bus.SystemBus) -> Iterator[None]:
         if error.name != _ALREADY_SUBSCRIBED:
             raise
     try:
-        yield
+        with bus.receive_signals(MANAGER) as signals:
+            yield signals
     finally:
         with suppress(errors.BusError):  # systemd drops subscribers that leave the bus
             bus.call_method(MANAGER, "Unsubscribe", timeout_s=_CALL_S)

@@ -109,10 +109,7 @@ class TransientUnits:
         ``on_tick`` is called about once a second; an exception of it ends the wait, not the job.
         A failed run is repeated. Raises `UnitError` when the unit runs something else.
         """
-        with (
-            systemd.subscribe_manager(self._bus),
-            self._bus.receive_signals(systemd.MANAGER) as signals,
-        ):
+        with systemd.receive_manager_signals(self._bus) as signals:
             run = self.find_run(job.unit)
             if run is not None and not run.is_running_or_done:
                 # A failed unit blocks its name.
@@ -134,10 +131,7 @@ class TransientUnits:
 
         Calls ``on_tick`` as `run_job` does.
         """
-        with (
-            systemd.subscribe_manager(self._bus),
-            self._bus.receive_signals(systemd.MANAGER) as signals,
-        ):
+        with systemd.receive_manager_signals(self._bus) as signals:
             # The reference also ends with our bus connection, so with this process.
             self._start_unit(job, {"AddRef": True, "CollectMode": "inactive-or-failed"})
             try:
@@ -148,28 +142,19 @@ class TransientUnits:
 
     def wait_for_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
         """Wait for the end of the job, if there is one; call ``on_tick`` as `run_job` does."""
-        with (
-            systemd.subscribe_manager(self._bus),
-            self._bus.receive_signals(systemd.MANAGER) as signals,
-        ):
+        with systemd.receive_manager_signals(self._bus) as signals:
             self._wait_for_end(unit, signals, on_tick)
 
     def stop_unit(self, unit: str, on_tick: Callable[[], None]) -> None:
         """Stop the job if it runs, wait for its end, and release it."""
-        with (
-            systemd.subscribe_manager(self._bus),
-            self._bus.receive_signals(systemd.MANAGER) as signals,
-        ):
+        with systemd.receive_manager_signals(self._bus) as signals:
             self._call_if_loaded("StopUnit", unit, "replace")
             self._wait_for_end(unit, signals, on_tick)
             self._clear_unit(unit, signals)
 
     def release_unit(self, unit: str) -> None:
         """Unload a unit whose job has ended, and wait until its name is free."""
-        with (
-            systemd.subscribe_manager(self._bus),
-            self._bus.receive_signals(systemd.MANAGER) as signals,
-        ):
+        with systemd.receive_manager_signals(self._bus) as signals:
             self._clear_unit(unit, signals)
 
     def _clear_unit(self, unit: str, signals: system_bus.BusSignals) -> None:
