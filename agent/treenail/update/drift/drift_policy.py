@@ -56,23 +56,18 @@ class DriftPolicy:
             path = node_paths.unit_path(path)
         reaction = next((choice for glob, choice in self.paths if fnmatchcase(path, glob)), None)
         if reaction is None:
-            is_extra = (
-                drift.attribute is drift_comparison.DriftAttribute.KIND
-                and drift.expected == EntryKind.NOTHING
+            attribute, kinds = drift.attribute, drift_comparison.DriftAttribute
+            is_reported = (
+                # The agent moves the node to its image: that must not be blocked.
+                attribute in {kinds.IMAGE, kinds.EFFECT}
+                or (attribute is kinds.KIND and drift.expected == EntryKind.NOTHING)
+                or (attribute is kinds.LABEL and self.default is DriftReaction.BLOCK)
+                # Of some keys every value counts, and the MCD accepts a later one.
+                or (
+                    attribute is kinds.KERNEL_ARGUMENTS
+                    and drift.actual != drift_comparison.NO_ARGUMENT
+                )
             )
-            is_label = (
-                drift.attribute is drift_comparison.DriftAttribute.LABEL
-                and self.default is DriftReaction.BLOCK
-            )
-            # The agent moves the node to its image: that must not be blocked.
-            is_image = drift.attribute is drift_comparison.DriftAttribute.IMAGE
-            is_unsupported = drift.attribute is drift_comparison.DriftAttribute.EFFECT
-            # Of some keys every value counts, and the MCD accepts a later one.
-            is_overridden = (
-                drift.attribute is drift_comparison.DriftAttribute.KERNEL_ARGUMENTS
-                and drift.actual != drift_comparison.NO_ARGUMENT
-            )
-            is_reported = is_extra or is_label or is_image or is_overridden or is_unsupported
             reaction = DriftReaction.REPORT if is_reported else self.default
         if reaction is DriftReaction.REPAIR and drift.attribute in BOOT_ATTRIBUTES:
             return DriftReaction.BLOCK
