@@ -383,15 +383,11 @@ class Agent:
             on_lost=lambda error: log.info("ControllerConfig watch disconnected: %s", error),
         )
 
-    def _choose_backend(self) -> backend.BackendChoice:
-        choice = backend.choose_backend(self._settings.backend, self._machine.root)
-        log.info("operating system back end: %s (%s)", choice.backend, choice.reason)
-        self._status_file.show_backend(choice.backend, choice.reason)
-        return choice
-
     def _create_interfaces(self, ledger: Ledger) -> context.NodeInterfaces:
         machine, settings = self._machine, self._settings
-        choice = self._choose_backend()
+        choice = backend.choose_backend(settings.backend, machine.root)
+        log.info("operating system back end: %s (%s)", choice.backend, choice.reason)
+        self._status_file.show_backend(choice.backend, choice.reason)
         os = backend.create_operating_system(choice, machine)
         configuration = local_machine.create_configuration(machine, is_running=True)
         configs = config_cache.ConfigCache(machine.files, self._node_client.fetch_machine_config)
