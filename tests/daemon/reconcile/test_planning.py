@@ -143,6 +143,8 @@ def test_file_at_path_of_directory_is_rejected_before_drain() -> None:
     Node(world).settle()
     assert world.annotations[key.STATE] == "Degraded"
     assert "a directory exists at this path" in world.annotations[key.REASON]
+    # Moving it away would be drift of the present config, which blocks the update.
+    assert f"and then run: rmdir {FREE.rpartition('/')[0]}" in world.annotations[key.REASON]
     assert world.annotations.get(key.DESIRED_DRAIN) == drain, "the drain was requested again"
     assert world.file(APP) == b"next"
 

@@ -82,9 +82,13 @@ class StepRunner:
         for parent, path in parents.items():
             self._refuse_read_only(path, self._root.resolve_safely(parent))
         for path, kind in path_stat.find_irreplaceable(self._root, self._disk, kept_paths):
+            is_emptied = any(entry.startswith(f"{path}/") for entry in removed)
             raise errors.FileError(
                 f"cannot write {path}: a {kind} exists at this path",
-                remedy=f"move {path} away, or use another path in the MachineConfig",
+                remedy=f"use another path in the MachineConfig; or apply one without {path} and "
+                f"everything below it, and then run: rmdir {path}"
+                if is_emptied
+                else f"move {path} away, or use another path in the MachineConfig",
             )
         for step in steps:
             if isinstance(
