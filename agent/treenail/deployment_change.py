@@ -8,7 +8,7 @@ last value. The order of arguments and their repetitions are significant.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated
 
@@ -40,8 +40,7 @@ class DeploymentChange:
     """
     delete_kargs: Annotated[tuple[str, ...], codec.Key("delete")] = ()
     keep_kargs: Annotated[tuple[str, ...], codec.Key("keep")] = ()
-    """Of these arguments, those that stay where they are, as often as listed: the machine has them
-    itself."""
+    """Arguments of the machine that stay where they are, as often as listed."""
     install_packages: Annotated[tuple[str, ...], codec.Key("install")] = ()
     """Packages to layer on the image."""
     uninstall_packages: Annotated[tuple[str, ...], codec.Key("uninstall")] = ()
@@ -114,7 +113,7 @@ def apply_edit(existing: Sequence[str], edit: DeploymentChange) -> Arguments:
 
 def is_applied(existing: Sequence[str], edit: DeploymentChange) -> bool:
     """Return whether the edit changes nothing in the order of the keys that it is about."""
-    changed = (*edit.append_kargs, *edit.delete_kargs)
+    changed = (*edit.append_kargs, *edit.delete_kargs, *edit.keep_kargs)
     return _select_keys(apply_edit(existing, edit), changed) == _select_keys(existing, changed)
 
 
@@ -163,7 +162,10 @@ def compute_edit(
     if same and not are_effective(new, apply_edit(booted, edit)):
         # Another program appended an argument of the same key later.
         edit = _replace_arguments(booted, added, missing)
-    return edit
+    # Their order counts too: see `is_applied`.
+    changed = {*_normalize_all((*edit.append_kargs, *edit.delete_kargs))}
+    others = [name for name in wanted[:overlap] if name not in changed]
+    return replace(edit, keep_kargs=(*edit.keep_kargs, *others))
 
 
 def list_differences(wanted: Sequence[str], booted: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.update.build import DIGEST_A, DIGEST_B, A, B
@@ -205,6 +205,8 @@ def test_image_by_tag_is_refused() -> None:
         compute_os_change(WantedOS(), WantedOS(image="quay.io/os:latest"), running(), image="")
 
 
+# The machine has an argument of the config behind the one that the old config added.
+@example(old=["a"], new=["b=1", "a"], booted=["a", "b=1"])
 @given(old=WORDS, new=WORDS, booted=WORDS)
 def test_staged_arguments_are_in_effect_after_boot(
     old: list[str], new: list[str], booted: list[str]
