@@ -31,9 +31,10 @@ VENDOR_SEARCH_PATH = SEARCH_PATH[2:]
 PRESET_PATH = tuple(directory + "-preset" for directory in SEARCH_PATH)
 
 ENABLED = ("enabled", "enabled-runtime")
+DEPENDENCY_SUFFIXES = (".wants", ".requires", ".upholds")
+"""The suffixes of directories with links to the units that another one needs."""
 
 _MASK = "/dev/null"
-_SUFFIXES = (".wants", ".requires", ".upholds")
 _MAX_LINKS = 64  # UNIT_FILE_FOLLOW_SYMLINK_MAX
 _LIBRARY = re.compile(r"libsystemd-shared-(\d+)")
 _LIBRARY_DIRECTORIES = ("/usr/lib/systemd", "/usr/lib64/systemd")
@@ -384,7 +385,7 @@ class UnitFileReader:
             self._add_link(f"{top}/{unit.name}", unit.path, made)
         kinds = (install.aliases, install.wanted_by, install.required_by, install.upheld_by)
         has_result = False
-        for suffix, values in zip(("", *_SUFFIXES), kinds, strict=True):
+        for suffix, values in zip(("", *DEPENDENCY_SUFFIXES), kinds, strict=True):
             choose = partial(self._choose_dependency_link, suffix) if suffix else self._choose_alias
             problems: list[UnitFileError] = []
             is_done = False
@@ -599,7 +600,7 @@ class UnitFileReader:
             text = self.files.read_link(path)
             if text is not None:
                 yield path, text
-            elif is_recursive or (name.endswith(_SUFFIXES) and top in SEARCH_PATH):
+            elif is_recursive or (name.endswith(DEPENDENCY_SUFFIXES) and top in SEARCH_PATH):
                 yield from self._list_links(path, is_recursive=is_recursive)
 
 
@@ -624,7 +625,7 @@ def _classify_link(unit: _Unit, path: str, text: str, *, is_below: bool) -> str:
     ``is_below``: the directory comes after that of the unit file.
     """
     name = _name(path)
-    if posixpath.dirname(path).endswith(_SUFFIXES):
+    if posixpath.dirname(path).endswith(DEPENDENCY_SUFFIXES):
         is_enabling = unit.name in {name, unit_install.find_template_name(name)}
         return "enabled" if is_enabling else ""
     leads_to_unit, has_name = _name(text) == unit.name, not is_below and name == unit.name

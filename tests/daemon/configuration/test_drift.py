@@ -461,3 +461,14 @@ def test_missing_links_and_settings_without_effect_are_drift(tmp_path):
         "user core: expected effect of its keys and password, found no such user on this "
         "machine": "report",
     }
+
+
+def test_links_of_every_dependency_are_watched(tmp_path: Path) -> None:
+    machine = make_machine(Root(tmp_path))
+    directories = [
+        f"/etc/systemd/system/x.target.{kind}" for kind in ("requires", "upholds", "wants")
+    ]
+    for directory in (*directories, "/etc/systemd/system/a.service.d"):
+        (tmp_path / directory[1:]).mkdir(parents=True)
+    check = DriftCheck(machine, machine.unit_files)
+    assert sorted(check.find_link_directories()) == directories

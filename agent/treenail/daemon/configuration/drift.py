@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from treenail.config import drift_comparison, node_paths, wanted_state
 from treenail.host.filesystem import path_stat
 from treenail.host.machine import Machine
-from treenail.units.unit_files import UnitFileReader, UnitStateSource
+from treenail.units import unit_files
 
 log = logging.getLogger(__name__)
 
 _DROPIN_SUFFIX = ".d"
-_LINK_DIRECTORY_SUFFIXES = (".wants", ".requires")
 _PLACEHOLDER = "x"
 
 
@@ -77,12 +76,12 @@ class ExpectedState:
 class DriftCheck:
     """Compares the machine with an expected state. Raises `HostError` when it cannot read it."""
 
-    def __init__(self, machine: Machine, unit_states: UnitStateSource) -> None:
+    def __init__(self, machine: Machine, unit_states: unit_files.UnitStateSource) -> None:
         self._root = machine.root
         self._disk = machine.disk
         self._files = machine.labelled_files
         self._unit_states = unit_states
-        self._units = UnitFileReader(machine.labelled_files)
+        self._units = unit_files.UnitFileReader(machine.labelled_files)
 
     def check_everything(
         self, expected_state: ExpectedState, booted: BootedState
@@ -122,7 +121,7 @@ class DriftCheck:
         return tuple(
             f"{node_paths.UNIT_DIRECTORY}/{name}"
             for name in self._files.list_directory(node_paths.UNIT_DIRECTORY)
-            if name.endswith(_LINK_DIRECTORY_SUFFIXES)
+            if name.endswith(unit_files.DEPENDENCY_SUFFIXES)
         )
 
     def _check_paths(
