@@ -21,3 +21,8 @@ def compute_digest(content: bytes) -> str:
 def is_digest(text: object) -> bool:
     """Return whether the text is a SHA-256 digest; registries may use no other algorithm here."""
     return isinstance(text, str) and DIGEST.fullmatch(text) is not None
+
+
+def make_digest_tag(digest: str) -> str:
+    """Return the tag that keeps a manifest while treenail needs it, also one that a list names."""
+    return digest.replace("sha256:", "digest-", 1)

@@ -22,20 +22,25 @@ from tests.registry.real_registry import (
     real_registry,
 )
 from treenail.builder.append_config import (
+    AppendedImage,
     ImageDestination,
     ImageSource,
     append_config,
     append_config_to_list,
 )
+from treenail.builder.images.prune import ImageCache, delete_images
 from treenail.config.image_content import compare_with_image
 from treenail.config.wanted_state import read_wanted_state
+from treenail.controllers.image_build.pruner import read_candidates
 from treenail.daemon.configuration.image_content import read_image_content
 from treenail.host.filesystem.root_directory import Root
 from treenail.image.config_layer import make_config_layer
-from treenail.image.oci.documents import ImageLabels, read_labels
+from treenail.image.oci.documents import BUILD, IMAGE_CONFIG, ImageLabels, read_labels
+from treenail.image.oci.prune import PrunePlan, plan_pruning
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import Denied, DigestMismatch, LoginRefused
-from treenail.registry.images import resolve_image
+from treenail.registry.images import has_complete_image, resolve_image
+from treenail.registry.referrers import attach, get_referrers
 
 __all__ = ["any_registry", "lab_registry", "real_registry"]
 
@@ -82,6 +87,56 @@ def test_list_of_manifests_gets_the_layer_in_each_image(any_registry: RegistrySe
         found = resolve_image(client, "os/node", "build-1", name)
         assert (found.index_digest, found.digest) == (pushed.digest, instance)
         assert found.layers[-1].digest == LAYER.digest
+
+
+def append_two_architectures(client: RegistryClient, tag: str, content: bytes) -> AppendedImage:
+    """Push a list of two images with the config layer, for the MachineOSConfig worker."""
+    sources = []
+    for name in ("amd64", "arm64"):
+        layers = [make_layer({name: content})]
+        base = push_image(client, "os/base", name, architecture=name, layers=layers)
+        sources.append(ImageSource(client, resolve_image(client, "os/base", base.digest, name)))
+    labels = {**LABELS, IMAGE_CONFIG: "worker", BUILD: tag}
+    return append_config_to_list(sources, LAYER, labels, ImageDestination(client, "os/node", tag))
+
+
+def test_images_survive_a_garbage_collection_of_untagged_manifests(
+    real_registry: RegistryService,
+) -> None:
+    client = make_client(real_registry)
+    before = append_two_architectures(client, "build-1", b"before the rebuild")
+    after = append_two_architectures(client, "build-1", b"after the rebuild")
+    base = push_image(client, "os/base")
+    alone = [append(client, base.digest, "build-2")]
+    alone.append(append(client, push_image(client, "os/base", is_docker=True).digest, "build-2"))
+    subject = client.head_manifest("os/node", after.instances[0])
+    assert subject is not None
+    note = attach(
+        client, "os/node", subject, artifact_type="a/b", media_type="a/b", content=b"note"
+    )
+    real_registry.collect_garbage()
+    for digest in (before.digest, after.digest, *alone):
+        assert has_complete_image(client, "os/node", digest)
+    assert get_referrers(client, "os/node", subject.digest) == (note,)
+    assert client.get_manifest("os/node", note.digest)
+
+
+def test_list_is_pruned_with_the_tags_of_its_digests(real_registry: RegistryService) -> None:
+    client = make_client(real_registry)
+    listed = append_two_architectures(client, "build-1", b"")
+    cache: ImageCache = {}
+
+    def plan() -> PrunePlan:
+        stored = read_candidates(client, "os/node", "worker", [listed.digest], cache)
+        return plan_pruning(stored, {}, [])
+
+    # A pass may end after the list: its instances have tags of their own.
+    first = plan()
+    assert [image.digest for image in first.deleted][:1] == [listed.digest]
+    delete_images(client, "os/node", PrunePlan(first.deleted[:1], first.kept))
+    assert {image.digest for image in plan().deleted} == {listed.digest, *listed.instances}
+    delete_images(client, "os/node", plan())
+    assert client.list_tags("os/node") == ()
 
 
 def test_base_of_another_registry_is_streamed(lab_registry: RegistryService) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from treenail import oci_content
 from treenail.builder import build_layout
 from treenail.errors import FileError
 from treenail.image.config_layer import ConfigLayer
@@ -54,7 +55,7 @@ def append_config(
     destination: ImageDestination,
 ) -> AppendedImage:
     """Push the image with the config layer under the tag; raises `RegistryError`, `ConfigError`."""
-    instance, moved = _push_instance(source, layer, labels, destination, reference=destination.tag)
+    instance, moved = _push_instance(source, layer, labels, destination, tag=destination.tag)
     _verify(destination, instance.digest)
     return AppendedImage(instance.digest, layer.digest, moved)
 
@@ -72,14 +73,13 @@ def append_config_to_list(
     instances: list[ImageInstance] = []
     moved = 0
     for source in sources:
-        instance, more = _push_instance(source, layer, labels, destination, reference="")
+        instance, more = _push_instance(source, layer, labels, destination)
         instances.append(instance)
         moved += more
     media_type, content = make_index(instances)
-    client = destination.client
     # The list comes last: registries refuse one whose images they do not have (docker-registry:
     # MANIFEST_BLOB_UNKNOWN).
-    digest = client.put_manifest(destination.repository, destination.tag, media_type, content)
+    digest = _push_manifest(destination, media_type, content, destination.tag)
     _verify(destination, digest)
     return AppendedImage(digest, layer.digest, moved, tuple(member.digest for member in instances))
 
@@ -90,7 +90,7 @@ def _push_instance(
     labels: Mapping[str, str],
     destination: ImageDestination,
     *,
-    reference: str,
+    tag: str = "",
 ) -> tuple[ImageInstance, int]:
     client, repository = destination.client, destination.repository
     image, base = source.image, source.image.manifest
@@ -98,11 +98,18 @@ def _push_instance(
     moved = images.copy_blobs(image.layers, source.client, image.repository, client, repository)
     uploads.upload_bytes(client, repository, documents.layer_type, layer.tar_gz)
     uploads.upload_bytes(client, repository, image.config_blob.media_type, documents.config)
-    digest = client.put_manifest(
-        repository, reference or documents.digest, documents.media_type, documents.manifest
-    )
+    digest = _push_manifest(destination, documents.media_type, documents.manifest, tag)
     size = len(documents.manifest)
     return ImageInstance(documents.media_type, digest, size, image.architecture), moved
+
+
+def _push_manifest(destination: ImageDestination, media_type: str, content: bytes, tag: str) -> str:
+    """Push a manifest under the tag of its digest, then under the other one; return its digest."""
+    # Garbage collections delete what has no tag, also if a list names it (docker-registry 2.8).
+    digest = oci_content.compute_digest(content)
+    for reference in filter(None, (oci_content.make_digest_tag(digest), tag)):
+        destination.client.put_manifest(destination.repository, reference, media_type, content)
+    return digest
 
 
 def _verify(destination: ImageDestination, digest: str) -> None:

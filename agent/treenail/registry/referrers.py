@@ -128,6 +128,10 @@ def add_to_referrers_tag(
     A registry has no conditional write: another writer may replace the list, so it is read again.
     """
     tag = make_referrers_tag(digest)
+    # A garbage collection of untagged manifests would delete what only the list names.
+    manifest = client.get_manifest(repository, artifact.digest)
+    own_tag = f"{tag}.{artifact.digest[7:39]}"
+    client.put_manifest(repository, own_tag, manifest.media_type, manifest.content)
     for _try in range(_WRITE_TRIES):
         listed = _list_by_tag(client, repository, digest)
         if any(descriptor.digest == artifact.digest for descriptor in listed):

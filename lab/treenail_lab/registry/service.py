@@ -97,6 +97,15 @@ class DockerRegistry:
         if process is not None:
             stop_process(process, _STOP_LIMIT_S)
 
+    def collect_garbage(self) -> None:
+        """Delete all manifests without a tag, and all blobs that no manifest names, offline."""
+        program = find_docker_registry()
+        assert program is not None
+        self.stop()
+        words = [program, "garbage-collect", "--delete-untagged", str(self._config)]
+        subprocess.run(words, check=True, capture_output=True, timeout=_START_LIMIT_S)
+        self.start()
+
     def _is_ready(self) -> bool:
         connection = UnixConnection(self.socket, timeout_s=2.0)
         try:
@@ -180,6 +189,11 @@ class RegistryService:
     def start_backend(self) -> None:
         """Start the registry again with its storage."""
         self._backend.start()
+
+    def collect_garbage(self) -> None:
+        """Run the garbage collection of docker-registry with ``--delete-untagged``."""
+        assert isinstance(self._backend, DockerRegistry)
+        self._backend.collect_garbage()
 
     def __enter__(self) -> Self:
         self.directory = owner.make_directory()

@@ -12,8 +12,9 @@ _PARTS_LIMIT = 700
 """Entries of a list of manifests, or blobs of one image."""
 _ATTACHMENT_DEPTH = 3
 """A signature of a provenance of an image: nothing refers to it."""
-_ATTACHED_TAG = re.compile(r"(sha256-[a-f0-9]{64})\.[A-Za-z0-9._-]{1,32}")
-"""Tag of an attachment as cosign writes it, such as ``sha256-….sig``."""
+_ATTACHED_TAG = re.compile(r"(sha256-[a-f0-9]{64})\.(?![a-f0-9]{32}$)[A-Za-z0-9._-]{1,32}")
+"""Tag of an attachment as cosign writes it, such as ``sha256-….sig``; not the tags of `referrers`,
+which writes its own in the target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,14 @@ class ImagePruner:
             client, repository, PrunePlan(plan.deleted[:_DELETED_LIMIT], plan.kept), check_time
         )
         self._record_result(result, config, repository)
-        absent = (by_digest.keys() - own) | set(result.deleted)
+        left = {image.digest for image in plan.deleted}.difference(result.deleted)
+        # A list stays known until its instances are deleted: they have tags of their own.
+        gone = {
+            image.digest
+            for image in plan.deleted
+            if left.isdisjoint({image.digest, *image.instances})
+        }
+        absent = (by_digest.keys() - own) | gone
         return frozenset(by_digest[digest].image for digest in absent if digest in by_digest)
 
     def _record_result(
@@ -367,10 +374,13 @@ def read_candidates(
     own: set[str] = set()
     for digest in candidates:
         check_time()
-        if digest not in images and client.head_manifest(repository, digest) is not None:
-            # Its tag names a newer image.
+        is_known = digest in images or digest in cache
+        if not is_known and client.head_manifest(repository, digest) is None:
+            continue
+        if digest not in images:
+            # Its tag names a newer image, or an interrupted pass left instances of the list.
             images[digest] = read_image(client, repository, digest, cache)
-        if digest in images and images[digest].owner == owner:
+        if images[digest].owner == owner:
             # Only lists name their instances; the plan keeps those of lists that stay.
             own |= {digest, *images[digest].instances}
     return tuple(

@@ -1,13 +1,13 @@
 """Choice of the images to delete from a push repository: none that anything refers to by digest.
 
 Deleting a manifest removes all its tags, and equal inputs give equal digests. So tags decide
-nothing here, except that a tag of another name protects an image.
+nothing here, except that a tag of another name than treenail's protects an image.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treenail.oci_content import DIGEST
+from treenail.oci_content import DIGEST, make_digest_tag
 
 _DEPTH_LIMIT = 40
 
@@ -94,7 +94,8 @@ def _find_reason(image: StoredImage, reasons: Mapping[str, str]) -> str:
         return f"{reasons[instance]}, by its instance"
     if not image.build:
         return "treenail did not build it"
-    foreign = sorted(tag for tag in image.tags if tag != image.build)
+    own = {image.build, make_digest_tag(image.digest)}
+    foreign = sorted(set(image.tags) - own)
     return f"it has the tag {foreign[0]}" if foreign else ""
 
 
