@@ -10,11 +10,13 @@ from treenail.api.machineosbuild import BuildState
 from treenail.controllers.image_build.build_facts import (
     AppendConfig,
     BuildFacts,
+    CallRegistry,
     CreateJob,
     JobState,
     ReportPool,
     make_job_name,
 )
+from treenail.controllers.image_build.decide import IMAGE_CHECK_S
 from treenail.controllers.pools.image_tags import ImageProblem
 from treenail.image.build_result import BuildReason
 
@@ -353,6 +355,48 @@ def test_image_that_the_registry_lost_is_built_again() -> None:
     found.converge()
     assert served(found) == ("c0", "rendered-worker-0")
     assert found.configs["worker"].pull_spec != first
+
+
+def test_deleted_image_of_a_pool_is_reported_with_the_command_that_rebuilds() -> None:
+    found = built()
+    image = found.configs["worker"].pull_spec
+    kept = found.images.pop(image)
+    found.settle("worker")
+    assert not found.asked
+    found.now += IMAGE_CHECK_S
+    assert [type(each) for each in found.settle("worker").actions] == [CallRegistry]
+    found.answer(BuildReason.REGISTRY_UNREACHABLE)
+    found.now += found.settle("worker").requeue_after_s or 0.0
+    assert conditions(found)["ImageReady"] == ("True", "Ready")
+    found.settle("worker")
+    found.answer()
+    found.settle("worker")
+    assert conditions(found)["ImageReady"] == ("False", "ImageMissing")
+    assert found.configs["worker"].pull_spec == image
+    shown = next(each for each in found.configs["worker"].conditions if each.type == "ImageReady")
+    command = "kubectl annotate machineosconfig worker machineconfiguration.openshift.io/rebuild="
+    assert image in shown.message
+    assert shown.message.endswith(command)
+    # Neither an outage nor a new process takes that back.
+    found.now += IMAGE_CHECK_S
+    found.settle("worker")
+    found.answer(BuildReason.REGISTRY_UNREACHABLE)
+    found.settle("worker")
+    found.answers.clear()
+    found.settle("worker")
+    assert conditions(found)["ImageReady"] == ("False", "ImageMissing")
+    # It may come back, and a rebuild makes another one.
+    found.images[image] = kept
+    found.now += IMAGE_CHECK_S
+    found.converge()
+    assert conditions(found)["ImageReady"] == ("True", "Ready")
+    del found.images[image]
+    found.now += IMAGE_CHECK_S
+    found.converge()
+    found.rebuild("worker")
+    found.converge()
+    assert conditions(found)["ImageReady"] == ("True", "Ready")
+    assert found.configs["worker"].pull_spec != image
 
 
 def test_image_that_the_registry_still_has_is_served_again() -> None:

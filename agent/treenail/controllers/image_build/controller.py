@@ -176,6 +176,7 @@ class BuildController:
                     decision.requeue_after_s,
                     base.requeue_after_s,
                     self._prune_images(objects),
+                    decide.IMAGE_CHECK_S if objects.config.pull_spec else None,
                 )
                 return min((delay for delay in delays if delay is not None), default=None)
         return _BUSY_RETRY_S

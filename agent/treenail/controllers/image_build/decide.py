@@ -17,6 +17,8 @@ MAX_COUNTED = 8
 """Failed Jobs in a report: more than those of one attempt, which have an architecture each."""
 PROBLEM_RETRY_S = 30.0
 """Delay until a problem is looked at again. Secrets are not watched."""
+IMAGE_CHECK_S = 3600.0
+"""Between two requests to the registry whether it has the image of a pool."""
 HOLD_RETRY_S = 10.0
 """Delay until the hold reason is looked up again: nothing watches its ConfigMap."""
 NO_BUILD = "none"
@@ -60,6 +62,8 @@ class _BuildDecider:
         self._situation = situation
         self._config = situation.config
         self._builds = {build.name: build for build in situation.builds}
+        self._is_missing = False
+        """The registry no longer has the image of the pool."""
         self._actions: list[build_facts.BuildAction] = []
         self._delays: list[float] = []
         self._registry = decide_systems.RegistryQuestions(situation, self._actions, self._delays)
@@ -144,16 +148,26 @@ class _BuildDecider:
         self._actions.append(build_facts.CreateBuild(wanted, self._config.rebuild_of, failed))
 
     def _publish_image(self, build: build_facts.BuildFacts) -> build_facts.BuildFacts | None:
-        """Give the image of a finished build to the pool, once the registry has it."""
-        if self._config.pull_spec == build.digest or self._is_given(build):
+        """Give the image of a finished build to the pool while the registry has it."""
+        is_published = self._config.pull_spec == build.digest
+        if self._is_given(build):
             return build
-        answer = self._registry.ask_registry(build_facts.CheckImage(build.uid, build.digest))
+        if is_published:
+            reasons = {condition.reason for condition in self._config.conditions}
+            self._is_missing = status.IMAGE_MISSING in reasons
+        # A number of its own: an answer of an hour ago does not permit to publish the image.
+        question = build_facts.CheckImage(build.uid, build.digest, int(is_published))
+        answer = self._registry.ask_registry(question)
         if answer is None:
             return build
         if answer.failure is not None:
-            self._registry.retry_question(build_facts.CheckImage(build.uid, build.digest), answer)
+            self._registry.retry_question(question, answer)
             return build
-        if not answer.pull_spec:
+        if is_published:
+            self._is_missing = not answer.pull_spec
+            if self._situation.now >= answer.at + IMAGE_CHECK_S:
+                self._actions.append(build_facts.CallRegistry(question))
+        elif not answer.pull_spec:
             why = f"the registry no longer has {build.digest}"
             self._actions.append(build_facts.DeleteBuild(build.name, build.uid, why))
             return None
@@ -165,7 +179,7 @@ class _BuildDecider:
         Its final registry may get it only at the hand-over.
         """
         if build.reason == build_result.BUILT_AT_INSTALL:
-            return not self._config.pull_spec
+            return self._config.pull_spec in ("", build.digest)
         return (
             build.reason == build_result.PRE_BUILT_SEEDED and build.digest == self._config.pre_built
         )
@@ -372,6 +386,8 @@ class _BuildDecider:
             hold_reason="" if is_taken else situation.hold_reason,
             refusal=situation.refusal,
         )
+        if self._is_missing:
+            conditions = status.report_missing_image(conditions, pull_spec, self._config.name)
         if situation.base_condition is not None:
             conditions += (situation.base_condition,)
         present = {condition.type: condition for condition in self._config.conditions}

@@ -225,7 +225,7 @@ class LayerBuilder:
                 spec.registry, spec.repository, self._planner.read_push_login(config)
             )
             try:
-                if client.head_manifest(spec.repository, spec.digest) is None:
+                if not has_complete_image(client, spec.repository, spec.digest):
                     return False
                 key = question.content_key
                 return not key or make_system_tag(key) == (

@@ -38,6 +38,8 @@ _EXIT = re.compile(r"subprocess exited ")
 _OUTPUT_LINES = 3
 _CAUSE_LIMIT, _OUTPUT_LIMIT = 1000, 500  # characters; the remedy needs the rest
 
+IMAGE_MISSING = "ImageMissing"
+"""Reason of a pool's image that the registry no longer has."""
 INSTALLING = "WaitingForInstallation"
 """Reason while the first build waits for the image of the installation."""
 UNSCHEDULABLE = "Unschedulable"
@@ -63,10 +65,7 @@ def format_failure(
     if instruction_remedy and failure.reason is build_result.BuildReason.INSTRUCTION_FAILED:
         remedy += f"; {instruction_remedy}"
     if failure.reason not in _ENDED_BY_CHANGE:
-        remedy += (
-            f"; then run: kubectl annotate machineosconfig {config or 'NAME'} "
-            "machineconfiguration.openshift.io/rebuild="
-        )
+        remedy += f"; then run: {_format_rebuild(config or 'NAME')}"
     return _join_remedy(f"{_format_cause(failure)}{tried}", remedy)
 
 
@@ -138,6 +137,20 @@ def compute_config_conditions(
             _join_remedy(f"the API server refuses a request: {refusal}", _REFUSAL_REMEDY),
         )
     return accepted, ready, progressing
+
+
+def report_missing_image(
+    conditions: Iterable[object_meta.Condition], pull_spec: str, config: str
+) -> tuple[object_meta.Condition, ...]:
+    """Return the conditions of a MachineOSConfig whose image the registry no longer has."""
+    cause = f"the registry no longer has all of {pull_spec}, so that nodes cannot pull it"
+    message = _join_remedy(cause, f"build it again with: {_format_rebuild(config)}")
+    missing = object_meta.Condition(Kind.IMAGE_READY, "False", IMAGE_MISSING, message)
+    return tuple(missing if known.type == Kind.IMAGE_READY else known for known in conditions)
+
+
+def _format_rebuild(config: str) -> str:
+    return f"kubectl annotate machineosconfig {config} machineconfiguration.openshift.io/rebuild="
 
 
 def _compute_build_conditions(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from treenail import errors, observations, sanitize
+from treenail.api.annotations import REBUILD
 from treenail.api.pullspec import BOOTABLE_LABELS
 from treenail.update.checks import preflight_reason, signature_policy
 
@@ -331,7 +332,7 @@ _REGISTRY_TEXTS: dict[preflight_reason.PreflightReason, tuple[str, str]] = {
     ),
     preflight_reason.PreflightReason.IMAGE_NOT_FOUND: (
         "{registry} has no {image}",
-        "request an image that exists, or push this one again",
+        f"push it again, or build it with: kubectl annotate machineosconfig NAME {REBUILD}=",
     ),
     preflight_reason.PreflightReason.REGISTRY_TIMEOUT: (
         "{registry} did not answer in time",
