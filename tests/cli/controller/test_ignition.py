@@ -4,11 +4,13 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.installer.test_certificate_checks import make_certificate
 from tests.provisioning.samples import (
     CLUSTER_IMAGE,
     NEW,
@@ -20,8 +22,10 @@ from tests.provisioning.samples import (
 from tests.provisioning.serving import IGNITION, Serving, serve, write_json
 from treenail.api.ignition.parser import parse_ignition
 from treenail.cli.controller.main import main
+from treenail.cli.output import EXIT_USAGE
 from treenail.config import node_paths
 from treenail.config.ignition.emit import VERSIONS_SERVED
+from treenail.provisioning.tokens.tokens import make_token
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
 Json = dict[str, Any]
@@ -144,6 +148,33 @@ def test_pointer_is_printed_without_sources(tmp_path: Path, run: Run) -> None:
     assert found["config"] == {"merge": [{"source": f"{SERVER}/config/worker"}]}
     assert len(found["security"]["tls"]["certificateAuthorities"]) == 1
     assert "security" not in json.loads(run(*words)[1])["ignition"]
+
+
+@pytest.mark.parametrize("command", ["ignition --pointer", "token user-data --token-file TOKEN"])
+def test_pointer_needs_one_authority_that_has_not_expired(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(make_token("worker", expires=0.0)[0])
+    old, _ = make_certificate(datetime(2020, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC))
+    (tmp_path / "ca").mkdir()
+    new = CertificateAuthority(tmp_path / "ca").pem
+    bundle = tmp_path / "bundle.pem"
+    words = [
+        *command.replace("TOKEN", str(token)).split(),
+        "--pool=worker",
+        f"--server={SERVER}",
+        f"--ca={bundle}",
+    ]
+    codes = []
+    for content in (old, old + new, new):
+        bundle.write_bytes(content)
+        codes.append(main(words))
+    assert codes == [EXIT_USAGE, 0, 0]
+    message = f"cannot use the CA {bundle}: it expired at 2021-01-01T"
+    assert message in capsys.readouterr().err
 
 
 def test_pointer_to_a_missing_pool_is_refused(sources: Path, run: Run) -> None:

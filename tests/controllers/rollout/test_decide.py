@@ -427,3 +427,11 @@ def test_limit_of_control_plane_pool_is_explained() -> None:
     assert found.progress_message.startswith(
         "maxUnavailable (2) is limited to 1, so that etcd keeps the quorum of its members; "
     )
+
+
+@pytest.mark.parametrize(("limit", "is_explained"), [(0, True), ("0%", True), (1, False)])
+def test_limit_of_zero_is_explained(limit: int | str, is_explained: bool) -> None:
+    found = decide(pool(maxUnavailable=limit), [node("a"), node("b")])
+    assert found.nodes_to_assign == ("a",)
+    note = f"maxUnavailable ({limit}) acts as 1, pause the pool to stop its rollout; "
+    assert found.progress_message.startswith(note) == is_explained

@@ -266,6 +266,8 @@ def test_plan_with_bad_percentage_or_empty_selector_reports_a_problem() -> None:
     text = planned(found, pool(maxUnavailable="many"))
     assert "cannot be planned; no node changes" in text
     assert "which is neither a count nor a percentage" in text
+    text = planned(found, pool(maxUnavailable=0), config("50-b", kernelArguments=["b"]))
+    assert "order, maxUnavailable (0) acts as 1, pause the pool to stop its rollout; 1 at a" in text
 
 
 def test_plan_reports_pause_and_closed_window() -> None:

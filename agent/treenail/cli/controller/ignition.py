@@ -2,17 +2,19 @@
 
 import argparse
 import json
+import ssl
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenail import errors
+from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import documents
 from treenail.cli import files, terminal
 from treenail.cli.controller.serve import add_document_arguments
 from treenail.config.ignition import emit, withhold
 from treenail.provisioning.content.document import HEADERS_SINCE, build_pointer
+from treenail.provisioning.server import certificate
 
 if TYPE_CHECKING:
     from treenail.provisioning.content.document import ServedDocument
@@ -108,6 +110,20 @@ def parse_version(text: str) -> str:
     return version
 
 
+def read_authorities(path: str | None) -> bytes:
+    """Return the CAs that machines trust; raise `UsageError` if each one has expired."""
+    content = b"" if path is None else files.read_input(path)
+    parts = content.decode("ascii", "replace").split(ssl.PEM_FOOTER)[:-1]
+    ends = [certificate.read_expiry(f"{part}{ssl.PEM_FOOTER}") for part in parts]
+    last = max((end or float("inf") for end in ends), default=float("inf"))
+    if last <= clocks.SystemClock().now():
+        raise errors.UsageError(
+            f"cannot use the CA {path}: it expired at {clocks.format_rfc3339(last)}",
+            remedy="give the CA that signs the server's present certificate",
+        )
+    return content
+
+
 def _format_pointer(arguments: argparse.Namespace) -> str:
     if arguments.server is None:
         raise errors.UsageError(
@@ -120,7 +136,7 @@ def _format_pointer(arguments: argparse.Namespace) -> str:
         )
     if arguments.directory is not None:
         _build_document(arguments)
-    authorities = b"" if arguments.ca is None else files.read_input(arguments.ca)
+    authorities = read_authorities(arguments.ca)
     pointer = build_pointer(
         arguments.server, arguments.pool, arguments.spec or HEADERS_SINCE, authorities=authorities
     )

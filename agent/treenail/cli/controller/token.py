@@ -394,7 +394,7 @@ def _revoke_in_table(
 
 
 def _format_pointer(arguments: argparse.Namespace, token: str) -> str:
-    authorities = b"" if arguments.ca is None else files.read_input(arguments.ca)
+    authorities = ignition.read_authorities(arguments.ca)
     if arguments.spec < HEADERS_SINCE:
         print(
             "treenail-controller: warning: the token is part of the URL, which proxies may log; "

@@ -103,6 +103,13 @@ def compute_max_unavailable(pool: str, spec: int | str | None, nodes: int) -> in
     return 1 if pool == ARBITER else max(limit, 1)
 
 
+def describe_zero_limit(spec: int | str | None) -> str:
+    """Return that a ``maxUnavailable`` of zero stops no rollout; empty for another value."""
+    if str(spec) not in {"0", "0%"}:
+        return ""
+    return f"maxUnavailable ({spec}) acts as 1, pause the pool to stop its rollout; "
+
+
 def is_etcd_member(labels: Mapping[str, str]) -> bool:
     """Return whether a node with these labels counts as a member of etcd."""
     return not labels.keys().isdisjoint(ETCD_LABELS)

@@ -153,6 +153,7 @@ def decide_rollout(
         context.last_node,
         frozenset(context.blocked_nodes),
         context.etcd_members,
+        node_selection.describe_zero_limit(pool.max_unavailable),
     )
     is_stopped = pool.paused or pool.is_deleting
     settle_s = rollout_record.compute_image_settle_s(record, context.image_settle_s, now)
@@ -201,6 +202,7 @@ class _RolloutSituation:
     last_node: str
     blocked_nodes: frozenset[str]
     etcd_members: Sequence[node_facts.NodeFacts]
+    limit_note: str
 
     @property
     def current_wave(self) -> rollout_policy.Wave | None:
@@ -238,9 +240,9 @@ class _RolloutSituation:
 
     def format_progress(self, *, has_estimate: bool = True) -> str:
         """Format how many nodes are updated, and the estimated time left."""
-        quorum = ""
+        limits = self.limit_note
         if self.max_unavailable < self.requested_max_unavailable:
-            quorum = (
+            limits = (
                 f"maxUnavailable ({self.requested_max_unavailable}) is limited to "
                 f"{self.max_unavailable}, so that etcd keeps the quorum of its members; "
             )
@@ -249,7 +251,7 @@ class _RolloutSituation:
         if done == total:
             return ""
         if not has_estimate:
-            return f"{quorum}{done} of {total} nodes are updated"
+            return f"{limits}{done} of {total} nodes are updated"
         left_s = rollout_record.estimate_remaining_s(
             total - done,
             max(1, self.max_unavailable),
@@ -260,12 +262,12 @@ class _RolloutSituation:
         if left_s is None:
             duration = rollout_record.format_duration(self.node_duration_s)
             return (
-                f"{quorum}{done} of {total} nodes are updated; no maintenance window is as long as "
+                f"{limits}{done} of {total} nodes are updated; no maintenance window is as long as "
                 f"the {duration} that a node takes: lengthen the windows"
             )
         left_s += rollout_record.compute_remaining_soaks_s(self.record, self.policy, self.now)
         left = rollout_record.format_duration(left_s)
-        return f"{quorum}{done} of {total} nodes are updated, about {left} left"
+        return f"{limits}{done} of {total} nodes are updated, about {left} left"
 
 
 def _select_nodes(situation: _RolloutSituation) -> RolloutDecision:

@@ -159,6 +159,7 @@ class RolloutPlan:
     """One change for each current target of the nodes."""
     batches: tuple[PlannedBatch, ...] = ()
     max_unavailable: int = 1
+    limit_note: str = ""
     prestage_max_parallel: int | None = None
     """Number of nodes that pre-stage the image at the same time, before the first drain."""
     duration_s: float | None = None
@@ -280,6 +281,7 @@ def _plan_pool(
         changes=changes,
         batches=batches,
         max_unavailable=limit,
+        limit_note=node_selection.describe_zero_limit(pool.max_unavailable),
         prestage_max_parallel=policy.prestage_max_parallel
         if needs_drain and target.image
         else None,
@@ -560,7 +562,7 @@ def _format_order(plan: RolloutPlan) -> Iterator[str]:
         return
     if plan.prestage_max_parallel is not None:
         yield f"  pre-stage the image first, {plan.prestage_max_parallel} nodes at a time"
-    yield f"  order, {plan.max_unavailable} at a time:"
+    yield f"  order, {plan.limit_note}{plan.max_unavailable} at a time:"
     has_waves = plan.batches[-1].wave > 1
     for number, batch in enumerate(plan.batches[:MAX_BATCHES], start=1):
         wave = f"  (wave {batch.wave})" if has_waves else ""
