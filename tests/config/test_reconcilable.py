@@ -95,6 +95,16 @@ def test_append_and_force_file_are_irreconcilable() -> None:
     ]
 
 
+def test_append_of_the_first_boot_is_reconcilable() -> None:
+    appended = {"path": "/a", "append": [{"source": "data:,x"}]}
+    more = {"path": "/a", "append": [{"source": "data:,x"}, {"source": "data:,y"}]}
+    assert reasons(with_files(appended), with_files({"path": "/b"}, appended)) == []
+    assert reasons(with_files(appended), with_files({"path": "/a"})) == []
+    assert reasons(with_files(appended), with_files(more)) == [
+        ("storage.files[0].append", "ignition file /a includes append")
+    ]
+
+
 def test_links_can_be_removed_but_not_changed() -> None:
     one = storage(links=[{"path": "/l", "target": "a"}])
     other = storage(links=[{"path": "/l", "target": "b"}])

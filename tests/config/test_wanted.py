@@ -132,7 +132,6 @@ def test_operating_system_is_read() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"append": [{"source": "data:,x"}]}, "append: cannot append to a file of a running node"),
         ({"mode": 0o1777}, "mode: expected at most 511 (0777), found 1023 (0o1777)"),
         (
             {"contents": {"source": "data:,a b"}},

@@ -100,7 +100,7 @@ def find_irreconcilable_changes(
         *_check_users(before, after),
         *_check_first_boot(before, after, allowed),
         *_check_nodes(before, after),
-        *_check_files(after),
+        *_check_files(before, after),
         *_check_forbidden_paths(after),
         *_check_fips(old.config, new.config),
     )
@@ -200,9 +200,11 @@ def _check_nodes(
         )
 
 
-def _check_files(new: model.IgnitionConfig) -> Iterator[IrreconcilableChange]:
+def _check_files(
+    old: model.IgnitionConfig, new: model.IgnitionConfig
+) -> Iterator[IrreconcilableChange]:
     for file in new.files:
-        if file.append:
+        if file.append and file not in old.files:
             reason = f"ignition file {file.path} includes append"
             yield IrreconcilableChange(
                 f"{file.location}.append", reason, "write the whole file as contents"

@@ -158,7 +158,8 @@ def _read_wanted_state(
     for link in ignition.links:
         _check_link(link)
     return WantedState(
-        files={file.path: _read_file(file) for file in ignition.files},
+        # Ignition appends at the first boot. The render controller accepts no later append.
+        files={file.path: _read_file(file) for file in ignition.files if not file.append},
         directories=read_directories(ignition),
         links=read_links(ignition),
         units={unit.name: _read_unit(unit) for unit in ignition.units},
@@ -178,11 +179,6 @@ def read_links(ignition: model.IgnitionConfig) -> dict[str, WantedLink]:
 
 
 def _read_file(file: model.IgnitionFile) -> WantedFile:
-    if file.append:
-        raise errors.IgnitionError(
-            f"{file.location}.append: cannot append to a file of a running node",
-            remedy="write the whole file as contents",
-        )
     if file.path == node_paths.FORCE_FILE:
         raise errors.IgnitionError(
             f"{file.location}.path: cannot write {file.path}: only a user may create it"

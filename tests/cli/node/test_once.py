@@ -155,6 +155,16 @@ def test_once_json_lists_steps_and_skipped_parts(tmp_path, root, capsys):
             1,
             "spec.config.storage.files[0].path",
         ),
+        (
+            json.dumps(
+                {
+                    "ignition": {"version": "3.5.0"},
+                    "storage": {"files": [{"path": "/a", "append": [{"source": "data:,a"}]}]},
+                }
+            ),
+            1,
+            "files[0].append: cannot append to a file of a running node",
+        ),
     ],
 )
 def test_once_invalid_input_changes_nothing(tmp_path, root, capsys, content, code, message):

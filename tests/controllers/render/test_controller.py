@@ -271,6 +271,26 @@ def test_field_without_effect_is_an_event_of_the_pool(server: LabServer, client:
     )
 
 
+def test_append_of_the_first_boot_does_not_stop_a_taken_over_pool(
+    server: LabServer, client: Client
+) -> None:
+    appended = {"path": "/etc/a", "append": [{"source": "data:,a"}]}
+    add_config(client, "00-base", appended)
+    old = "rendered-worker-of-the-mco"
+    client.create(MACHINECONFIGS, make_config(old, {**appended, "overwrite": True}))
+    chosen = {"matchLabels": {ROLE: "worker"}, "matchExpressions": []}
+    body = make_pool("worker", machineConfigSelector=chosen, configuration={"name": old})
+    client.create(MACHINECONFIGPOOLS, body)
+    with running(server):
+        first = wait_until(moved(client, old))
+        wait_until(lambda: "FieldIgnored" in events(client))
+        assert "the agent does not append" in events(client)["FieldIgnored"]
+        add_config(client, "50-more", {**appended, "path": "/etc/b"})
+        wait_until(lambda: degraded(client)[0] == "True")
+        assert "MachineConfig 50-more: " in degraded(client)[2]
+        assert target(client) == first
+
+
 def events(client: Client) -> dict[str, str]:
     """Return the messages of all Events by reason."""
     items: Any = client.list(EVENTS, namespace="default").items

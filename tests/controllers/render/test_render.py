@@ -13,7 +13,7 @@ from treenail.config.merge import ROLE, DefaultImages
 from treenail.config.provenance import PROVENANCE, Provenance
 from treenail.config.reconcilable import ValidationOverride
 from treenail.config.wanted_state import read_wanted_state
-from treenail.controllers.render.render import ControllerConfig, render_pool
+from treenail.controllers.render.render import ControllerConfig, check_appliable, render_pool
 from treenail.errors import ConfigError, UnreconcilableError
 
 PREFIX = "machineconfiguration.openshift.io/"
@@ -248,6 +248,26 @@ def test_config_that_go_cannot_render_is_rejected(spec: dict[str, Any], sentence
         render_pool(pool(), configs, CLUSTER)
     assert str(raised.value) == sentence
     assert raised.value.remedy
+
+
+def test_append_that_the_current_config_has_is_a_warning() -> None:
+    appended = {"path": "/a", "append": [{"source": "data:,a"}]}
+    one = machine_config("1", config=storage(files=[appended]))
+    # The merge adds the field, as that of the MCO does.
+    files = [{**appended, "overwrite": True}]
+    current = machine_config("rendered-worker-0", config=storage(files=files))
+    rendered = render_pool(pool(), [one, machine_config("2")], CLUSTER, current=current)
+    check_appliable(rendered, [one])
+    assert rendered.warnings == (
+        (
+            "MachineConfig 1: spec.config.storage.files[0].append: the agent does not append, "
+            "Ignition did at the first boot"
+        ),
+    )
+    assert read_wanted_state(rendered.config).files == {}
+    two = machine_config("2", config=storage(files=[appended]))
+    with pytest.raises(ConfigError, match="cannot append to a file of a running node"):
+        render_pool(pool(), [one, two], CLUSTER, current=current)
 
 
 def test_field_without_effect_is_a_warning() -> None:

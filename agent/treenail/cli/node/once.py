@@ -95,6 +95,11 @@ def apply_once(
     Raises `ConfigError` before any change, and `StepError` after an undo of all changes.
     """
     parsed = wanted_state.ParsedConfig(config)
+    if file := next((file for file in parsed.ignition.files if file.append), None):
+        raise errors.IgnitionError(
+            f"{file.location}.append: cannot append to a file of a running node",
+            remedy="write the whole file as contents",
+        )
     # A directory has no image: any name may stand there.
     wanted = reconcilable.read_appliable_state(parsed, image="none")
     skipped = tuple(_find_skipped_parts(config, wanted))

@@ -231,8 +231,14 @@ class RenderController:
         cluster: ControllerConfig,
     ) -> RenderedConfig:
         configs = [config.config for config in observed.values() if not config.is_rendered]
-        rendered = render_pool(pool, configs, cluster, validate=self._validated.validate)
         name = pool.configuration.name
+        rendered = render_pool(
+            pool,
+            configs,
+            cluster,
+            validate=self._validated.validate,
+            read_current=lambda: self._read_config(name) if name else None,
+        )
         if name != rendered.name:
             check_appliable(rendered, configs)
         # Read the current config only for a comparison: it can be large.

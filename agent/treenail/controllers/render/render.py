@@ -141,11 +141,13 @@ def render_pool(
     validate: Callable[
         [machineconfig.MachineConfig], validation.ValidConfig
     ] = validation.validate_config,
+    read_current: Callable[[], machineconfig.MachineConfig | None] = lambda: None,
 ) -> RenderedConfig:
     """Render and validate the config of a pool; ``configs`` are all of the cluster, in any order.
 
     ``current`` and ``allowed`` are those of `check_update`. ``validate`` may remember results, as
-    `ValidatedConfigs` does. Raises `ConfigError`, which names the MachineConfig that caused it.
+    `ValidatedConfigs` does. ``read_current`` reads ``current`` when a file needs it. Raises
+    `ConfigError`, which names the MachineConfig that caused it.
     """
     chosen = select_configs(pool, configs)
     valid = {config.name: validate(config) for config in chosen}
@@ -184,7 +186,9 @@ def render_pool(
     rendered = machineconfig.MachineConfig.from_json(
         {"metadata": meta.to_json(), "spec": merged.spec}
     )
-    _check_ignition(rendered, chosen, merged.provenance)
+    warnings += _check_ignition(
+        rendered, chosen, merged.provenance, lambda: current or read_current()
+    )
     result = RenderedConfig(rendered, merged.sources, merged.provenance, warnings)
     if current is not None:
         check_update(current, result, allowed=allowed)
@@ -297,23 +301,34 @@ def _check_ignition(
     new: machineconfig.MachineConfig,
     chosen: Iterable[machineconfig.MachineConfig],
     provenance: Provenance,
-) -> None:
-    """Raise when a node cannot append, or configs that are valid alone contradict each other."""
+    read_current: Callable[[], machineconfig.MachineConfig | None],
+) -> tuple[str, ...]:
+    """Return warnings about files that Ignition appended to.
+
+    Raise when a node must append, or configs that are valid alone contradict each other.
+    """
     try:
         parsed = parse_ignition(new.config)
     except ConfigError as error:
         names = _find_sources(str(error), new, provenance)
         prefix = f"MachineConfig {names[-1]}: together with the others, " if names else ""
         raise ConfigError(f"{prefix}{error}", remedy=error.remedy) from error
-    appended = {file.path for file in parsed.files if file.append}
+    appended = {file.path: file for file in parsed.files if file.append}
+    current = read_current() if appended else None
+    known = () if current is None else parse_ignition(current.config).files
+    warnings = []
     for config in chosen if appended else ():
         for file in parse_ignition(config.config).files:
-            if file.append and file.path in appended:
+            if not file.append or file.path not in appended:
+                continue
+            place = f"MachineConfig {config.name}: {file.location}.append"
+            if appended[file.path] not in known:
                 raise ConfigError(
-                    f"MachineConfig {config.name}: {file.location}.append: cannot append to a "
-                    "file of a running node",
+                    f"{place}: cannot append to a file of a running node",
                     remedy="write the whole file as contents",
                 )
+            warnings.append(f"{place}: the agent does not append, Ignition did at the first boot")
+    return tuple(warnings)
 
 
 def _check_reconcilable(
