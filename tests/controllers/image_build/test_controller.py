@@ -39,6 +39,22 @@ def test_image_without_containerfile_is_built_without_a_job(site: BuildSite) -> 
     assert site.condition("ImageReady")[0] == "True"
 
 
+def test_deleted_image_is_reported_until_it_is_rebuilt(site: BuildSite) -> None:
+    site.start_pool()
+    with site.controller():
+        spec = parse_pull_spec(site.wait_image(), where="x")
+    assert site.condition("ImageReady")[0] == "True"
+    client = make_client(site.registry)
+    client.delete_manifest(spec.repository, spec.digest)
+    with site.controller():
+        wait_until(lambda: site.condition("ImageReady")[:2] == ("False", "ImageMissing"))
+        assert "kubectl annotate machineosconfig worker" in site.condition("ImageReady")[2]
+        site.request_rebuild("worker")
+        wait_until(lambda: site.condition("ImageReady")[0] == "True", limit_s=20)
+    assert client.head_manifest(spec.repository, parse_pull_spec(site.image(), where="x").digest)
+    client.close()
+
+
 def test_image_is_signed_before_it_is_ready(site: BuildSite) -> None:
     site.start_pool()
     key = make_key()
