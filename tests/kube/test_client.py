@@ -100,7 +100,7 @@ def test_writes_name_their_field_manager() -> None:
     transport = Answers(*[reply(NODE)] * 3)
     client = Client(transport)
 
-    client.create(EVENTS, NODE, namespace="default", params={"dryRun": "All"})
+    client.create(EVENTS, NODE, namespace="default")
     client.update(NODES, "a", NODE, subresource="status")
     client.patch(NODES, "a", NODE)
 
@@ -108,7 +108,7 @@ def test_writes_name_their_field_manager() -> None:
         (
             "POST",
             "/api/v1/namespaces/default/events",
-            OURS | {"dryRun": "All"},
+            OURS,
             "application/json",
         ),
         ("PUT", "/api/v1/nodes/a/status", OURS, "application/json"),
@@ -165,7 +165,7 @@ def test_evict_posts_to_the_policy_api() -> None:
     client = Client(transport)
 
     client.evict("n", "p")
-    client.evict("n", "p", uid="u", grace_s=30)
+    client.evict("n", "p", uid="u")
 
     eviction = {
         "apiVersion": "policy/v1",
@@ -177,7 +177,7 @@ def test_evict_posts_to_the_policy_api() -> None:
     }
     assert [body(request) for request in transport.requests] == [
         eviction,
-        eviction | {"deleteOptions": {"preconditions": {"uid": "u"}, "gracePeriodSeconds": 30}},
+        eviction | {"deleteOptions": {"preconditions": {"uid": "u"}}},
     ]
 
 

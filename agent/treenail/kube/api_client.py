@@ -137,15 +137,15 @@ class Client:
         self._page_bytes = page_bytes
         self._object_bytes = OBJECT_PAGES * page_bytes
 
-    def get(
-        self,
-        resource: resources.Resource,
-        name: str,
-        *,
-        namespace: str = "",
-        params: Params = _NO_PARAMS,
-    ) -> Json:
-        return self._send_request("GET", resource, name, namespace, params=params)
+    def get(self, resource: resources.Resource, name: str, *, namespace: str = "") -> Json:
+        return self._send_request("GET", resource, name, namespace)
+
+    def find(self, resource: resources.Resource, name: str, *, namespace: str = "") -> Json | None:
+        """Return the object; None when it does not exist."""
+        try:
+            return self.get(resource, name, namespace=namespace)
+        except errors.NotFoundError:
+            return None
 
     def read_path(self, path: str) -> Json:
         """Read a document that is no object of a resource, such as those of discovery."""
@@ -241,15 +241,8 @@ class Client:
                 limit = min(2 * limit, first_limit)
         raise errors.ClusterError(f"list {resource.plural}: more than {max_objects} objects")
 
-    def create(
-        self,
-        resource: resources.Resource,
-        body: Json,
-        *,
-        namespace: str = "",
-        params: Params = _NO_PARAMS,
-    ) -> Json:
-        return self._send_request("POST", resource, "", namespace, body=body, params=params)
+    def create(self, resource: resources.Resource, body: Json, *, namespace: str = "") -> Json:
+        return self._send_request("POST", resource, "", namespace, body=body)
 
     def update(
         self,
@@ -259,11 +252,10 @@ class Client:
         *,
         namespace: str = "",
         subresource: str = "",
-        params: Params = _NO_PARAMS,
     ) -> Json:
         """Replace the object; raise ConflictError if ``body`` has an old resourceVersion."""
         return self._send_request(
-            "PUT", resource, name, namespace, subresource=subresource, body=body, params=params
+            "PUT", resource, name, namespace, subresource=subresource, body=body
         )
 
     def patch(
@@ -301,7 +293,6 @@ class Client:
         resource_version: str = "",
         grace_s: int | None = None,
         propagation: str = "",
-        params: Params = _NO_PARAMS,
     ) -> Json:
         """Delete the object; raise ConflictError if ``uid`` or the version is given and differs.
 
@@ -315,17 +306,9 @@ class Client:
         }
         if propagation:
             options["propagationPolicy"] = propagation
-        return self._send_request("DELETE", resource, name, namespace, body=options, params=params)
+        return self._send_request("DELETE", resource, name, namespace, body=options)
 
-    def evict(
-        self,
-        namespace: str,
-        pod: str,
-        *,
-        uid: str = "",
-        grace_s: int | None = None,
-        params: Params = _NO_PARAMS,
-    ) -> None:
+    def evict(self, namespace: str, pod: str, *, uid: str = "") -> None:
         """Evict the pod (policy/v1); raise TooManyRequestsError while a budget forbids it."""
         body: Json = {
             # Kubernetes has this version of the kind since 1.22.
@@ -333,7 +316,7 @@ class Client:
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
         }
-        if options := _build_delete_options(uid, grace_s):
+        if options := _build_delete_options(uid):
             body["deleteOptions"] = options
         # The answer is a Status without information. A drain of a node gets dozens.
         self._exchange_request(
@@ -341,7 +324,6 @@ class Client:
             resources.PODS.build_path(pod, namespace=namespace, subresource="eviction"),
             ("POST", resources.PODS.plural, namespace, pod, "eviction"),
             body=body,
-            params=params,
         )
 
     def watch(
@@ -425,7 +407,7 @@ class Client:
         return operation, reply.body
 
 
-def _build_delete_options(uid: str, grace_s: int | None, resource_version: str = "") -> Json:
+def _build_delete_options(uid: str, grace_s: int | None = None, resource_version: str = "") -> Json:
     options: Json = {}
     preconditions = {"uid": uid, "resourceVersion": resource_version}
     if required := {name: value for name, value in preconditions.items() if value}:

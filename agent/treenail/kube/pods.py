@@ -251,9 +251,7 @@ class DaemonSetCache:
 
     def _read_daemonset(self, namespace: str, name: str) -> bool:
         try:
-            self._client.get(resources.DAEMONSETS, name, namespace=namespace)
-        except errors.NotFoundError:
-            return False
+            return self._client.find(resources.DAEMONSETS, name, namespace=namespace) is not None
         except errors.ForbiddenError as error:
             log.warning("assuming that DaemonSet %s/%s exists: %s", namespace, name, error)
         return True

@@ -10,7 +10,7 @@ from treenail.api import documents
 from treenail.cli import argument_parser, terminal
 from treenail.cli.controller import connect, serve
 from treenail.cli.controller.run import build, controllers
-from treenail.errors import NotFoundError, TreenailError, UsageError
+from treenail.errors import TreenailError, UsageError
 from treenail.kube import api_client, resources
 from treenail.manifests import (
     ignition_server,
@@ -211,22 +211,13 @@ def _read_installation(
     if not namespace:
         return installed_options.InstalledObjects(deployment, daemonset)
     policy, dashboard = (
-        _get_or_none(client, resource, name, str(namespace))
+        client.find(resource, name, namespace=str(namespace))
         for resource, name in (
             (_NETWORKPOLICIES, installation.NAME),
             (resources.CONFIGMAPS, monitoring.DASHBOARD),
         )
     )
     return installed_options.InstalledObjects(deployment, daemonset, policy, dashboard)
-
-
-def _get_or_none(
-    client: api_client.Client, resource: resources.Resource, name: str, namespace: str
-) -> dict[str, object] | None:
-    try:
-        return client.get(resource, name, namespace=namespace)
-    except NotFoundError:
-        return None
 
 
 def _find_workload(

@@ -257,24 +257,21 @@ class InstallController:
 
     def _find_secret(self) -> tuple[handover_objects.Handover, float] | None:
         """Return the hand-over and when it was published; None without one."""
-        try:
-            document = self._client.get(
-                resources.SECRETS, handover_objects.HANDOVER_SECRET, namespace=self._namespace
-            )
-        except errors.NotFoundError:
+        document = self._client.find(
+            resources.SECRETS, handover_objects.HANDOVER_SECRET, namespace=self._namespace
+        )
+        if document is None:
             return None
         meta = decode.Fields.from_json(document, "Secret").get_object("metadata")
         published = clocks.parse_rfc3339(meta.get_text("creationTimestamp")) or self._clock.now()
         return handover_objects.read_handover_secret(document), published
 
     def _read_result(self) -> handover_objects.HandoverResult | None:
+        document = self._client.find(
+            resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=self._namespace
+        )
         try:
-            document = self._client.get(
-                resources.CONFIGMAPS, handover_objects.RESULT_CONFIGMAP, namespace=self._namespace
-            )
-            return handover_objects.read_result_configmap(document)
-        except errors.NotFoundError:
-            return None
+            return None if document is None else handover_objects.read_result_configmap(document)
         except errors.ConfigError as error:
             log.warning("%s; the images are looked up again", error)
             return None

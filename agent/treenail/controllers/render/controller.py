@@ -255,12 +255,8 @@ class RenderController:
 
     def _read_config(self, name: str) -> machineconfig.MachineConfig | None:
         """Read the config; None when a user deleted it."""
-        try:
-            return machineconfig.MachineConfig.from_json(
-                self._client.get(resources.MACHINECONFIGS, name)
-            )
-        except errors.NotFoundError:
-            return None
+        document = self._client.find(resources.MACHINECONFIGS, name)
+        return None if document is None else machineconfig.MachineConfig.from_json(document)
 
     def _create_config(self, rendered: RenderedConfig) -> None:
         if self._configs.find(rendered.name) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from treenail import clocks, errors
+from treenail import clocks
 from treenail.api import decode, machineconfigpool
 from treenail.controllers.runtime import informer_set, workers
 from treenail.kube import api_client, event_recorder, resources, watch
@@ -251,11 +251,8 @@ class ApprovalController:
 
     def _write_decision(self, request: KubeletRequest, decision: str, message: str) -> bool:
         """Add the condition; return False if it is another request, or decided meanwhile."""
-        try:
-            document = self._client.get(resources.CERTIFICATESIGNINGREQUESTS, request.name)
-        except errors.NotFoundError:
-            return False
-        if KubeletRequest.from_json(document) != request:
+        document = self._client.find(resources.CERTIFICATESIGNINGREQUESTS, request.name)
+        if document is None or KubeletRequest.from_json(document) != request:
             return False
         condition: decode.Json = {
             "type": decision,

@@ -254,11 +254,8 @@ class TokenStore:
         return True
 
     def _fetch_secret(self) -> ObservedTokens:
-        try:
-            secret = self._client.get(resources.SECRETS, self._name, namespace=self._namespace)
-        except errors.NotFoundError:
-            return ObservedTokens(tokens.TokenTable())
-        return self.observe_secret(secret)
+        secret = self._client.find(resources.SECRETS, self._name, namespace=self._namespace)
+        return self.observe_secret(secret) if secret else ObservedTokens(tokens.TokenTable())
 
     def _parse_secret(self, secret: decode.Json | None) -> ObservedTokens:
         if secret is None:
