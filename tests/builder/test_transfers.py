@@ -6,11 +6,11 @@ from threading import Barrier, Event
 
 import pytest
 
-from treenail.builder.registries import transfer_blobs
 from treenail.clocks import SystemClock
 from treenail.errors import HostError
 from treenail.oci_content import compute_digest
 from treenail.registry.client import RegistryClient
+from treenail.registry.images import transfer_blobs
 from treenail.registry.names import Descriptor
 
 LIMIT_S = 30.0
@@ -50,7 +50,7 @@ def test_failed_transfer_ends_the_others_with_its_error() -> None:
         assert has_failed.wait(LIMIT_S)
 
     with pytest.raises(HostError, match="cannot push"):
-        transfer_blobs(make_blobs(20), open_client, transfer)
+        transfer_blobs(make_blobs(20), open_client, transfer, connections=3)
     assert set(seen) <= {18, 19, 20}
 
 

@@ -1,13 +1,10 @@
-"""Registries of a phase: the login of its Secret, its CAs, its proxies, and transfers of blobs."""
+"""Registries of a phase: the login of its Secret, its CAs, and its proxies."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Event
 from typing import TypeVar
 
 from treenail import clocks, oci_content
@@ -17,7 +14,6 @@ from treenail.config import image_mirrors, pullsecret
 from treenail.registry import authorization, transport
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import NotFound, RegistryError, is_temporary
-from treenail.registry.names import Descriptor
 from treenail.registry.proxies import ProxySettings, read_proxy_settings
 
 log = logging.getLogger(__name__)
@@ -60,16 +56,11 @@ class RegistrySettings:
             limits=self.limits,
         )
 
-    @contextmanager
     def open_client(
         self, host: str, repository: str, clock: clocks.Clock
-    ) -> Iterator[RegistryClient]:
-        """Make a client as `make_client` does, and close it."""
-        client = self.make_client(host, repository, clock)
-        try:
-            yield client
-        finally:
-            client.close()
+    ) -> AbstractContextManager[RegistryClient]:
+        """Make a client as `make_client` does, and close it at the end."""
+        return closing(self.make_client(host, repository, clock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,49 +132,3 @@ def _find_secret(path: Path) -> Path | None:
         if candidate.is_file():
             return candidate
     return None
-
-
-_CONNECTIONS = 3
-
-OpenClient = Callable[[], AbstractContextManager[RegistryClient]]
-"""Opens a client; a client belongs to one thread."""
-
-
-def transfer_blobs(
-    blobs: Iterable[Descriptor],
-    open_client: OpenClient,
-    transfer: Callable[[RegistryClient, Descriptor, Event], None],
-) -> None:
-    """Call ``transfer`` for each blob, the largest first; raise the first error.
-
-    ``transfer`` gets an event that is set when another transfer has failed.
-    """
-    waiting: SimpleQueue[Descriptor] = SimpleQueue()
-    for blob in sorted(blobs, key=lambda blob: -blob.size):
-        waiting.put(blob)
-    has_failed = Event()
-
-    def transfer_waiting() -> None:
-        with open_client() as client:
-            while not has_failed.is_set():
-                try:
-                    blob = waiting.get_nowait()
-                except Empty:
-                    return
-                try:
-                    transfer(client, blob, has_failed)
-                except BaseException:
-                    has_failed.set()
-                    raise
-
-    count = min(_CONNECTIONS, waiting.qsize())
-    if not count:
-        return
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            for done in [pool.submit(transfer_waiting) for _ in range(count)]:
-                done.result()
-        except BaseException:
-            # SIGTERM too: the pool waits for its threads.
-            has_failed.set()
-            raise

@@ -3,12 +3,16 @@
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Self
+from typing import Self, TypeVar
 
 from treenail.registry import errors, names, uploads
 from treenail.registry.client import RegistryClient
+
+C = TypeVar("C")
+T = TypeVar("T")
 
 _LAYERS_LIMIT = 500
 _INSTANCES_LIMIT = 200
@@ -131,53 +135,81 @@ def copy_blobs(
     if is_same:
         left = _mount_blobs(target, repository, left, source_repository)
 
-    def copy(blob: names.Descriptor, own_source: RegistryClient, own_target: RegistryClient) -> int:
+    return copy_new_blobs(left, source, source_repository, target, repository)
+
+
+def copy_new_blobs(
+    blobs: Iterable[names.Descriptor],
+    source: RegistryClient,
+    source_repository: str,
+    target: RegistryClient,
+    repository: str,
+    check_stop: Callable[[], None] = lambda: None,
+) -> int:
+    """Copy different blobs that the target lacks; return the number of bytes that were moved.
+
+    ``check_stop`` is called before each blob, and may raise.
+    """
+
+    @contextmanager
+    def open_clients() -> Iterator[tuple[RegistryClient, RegistryClient]]:
+        with closing(source.clone()) as own_source, closing(target.clone()) as own_target:
+            yield own_source, own_target
+
+    def copy(
+        clients: tuple[RegistryClient, RegistryClient], blob: names.Descriptor, _failed: Event
+    ) -> int:
+        check_stop()
+        own_source, own_target = clients
         if own_target.has_blob(repository, blob.digest):
             return 0
         remote = RemoteBlob(own_source, source_repository, blob)
         uploads.upload_blob(own_target, repository, blob, remote.reopen)
         return blob.size
 
-    return copy_in_parallel(left, source, target, copy)
+    return sum(transfer_blobs(blobs, open_clients, copy))
 
 
-def copy_in_parallel(
+def transfer_blobs(
     blobs: Iterable[names.Descriptor],
-    source: RegistryClient,
-    target: RegistryClient,
-    copy: Callable[[names.Descriptor, RegistryClient, RegistryClient], int],
-) -> int:
-    """Call ``copy`` for each blob over several connections; return the sum of its results.
+    open_client: Callable[[], AbstractContextManager[C]],
+    transfer: Callable[[C, names.Descriptor, Event], T],
+    *,
+    connections: int = _CONNECTIONS,
+) -> list[T]:
+    """Call ``transfer`` for each blob over several connections, the largest first.
 
-    The first error ends the copies after their current blobs.
+    ``transfer`` gets a client of its thread, and an event that is set when another transfer has
+    failed. Raises the first error, after the current blobs.
     """
     left = sorted(blobs, key=lambda blob: -blob.size)
     # The threads take the next blob each: one of them may be as large as all others.
     waiting = iter(left)
     has_failed = Event()
 
-    def take_blobs() -> Iterator[names.Descriptor]:
-        # next() of a list's iterator is atomic.
-        while not has_failed.is_set() and (blob := next(waiting, None)) is not None:
-            yield blob
+    def transfer_some() -> list[T]:
+        results: list[T] = []
+        with open_client() as client:
+            # next() of a list's iterator is atomic.
+            while not has_failed.is_set() and (blob := next(waiting, None)) is not None:
+                try:
+                    results.append(transfer(client, blob, has_failed))
+                except BaseException:
+                    has_failed.set()
+                    raise
+        return results
 
-    def copy_some() -> int:
-        own_source, own_target = source.clone(), target.clone()
+    count = min(connections, len(left))
+    if not count:
+        return []
+    with ThreadPoolExecutor(count, thread_name_prefix="transfer") as pool:
         try:
-            return sum(copy(blob, own_source, own_target) for blob in take_blobs())
+            futures = [pool.submit(transfer_some) for _ in range(count)]
+            return [result for future in futures for result in future.result()]
         except BaseException:
+            # SIGTERM too: the pool waits for its threads.
             has_failed.set()
             raise
-        finally:
-            own_source.close()
-            own_target.close()
-
-    count = min(_CONNECTIONS, len(left))
-    if not count:
-        return 0
-    with ThreadPoolExecutor(max_workers=count, thread_name_prefix="copy") as pool:
-        futures = [pool.submit(copy_some) for _ in range(count)]
-        return sum(future.result() for future in futures)
 
 
 def read_artifact(client: RegistryClient, repository: str, digest: str) -> bytes:
@@ -243,18 +275,13 @@ def _mount_blobs(
     client: RegistryClient, repository: str, blobs: list[names.Descriptor], source: str
 ) -> list[names.Descriptor]:
     """Mount blobs over several connections; return those that are not mounted."""
-
-    def mount(part: list[names.Descriptor]) -> list[names.Descriptor]:
-        own = client.clone()
-        try:
-            return [blob for blob in part if not _try_mount(own, repository, blob, source)]
-        finally:
-            own.close()
-
     # A base has dozens of layers, and each mount waits for one answer.
-    parts = [blobs[start::_CONNECTIONS] for start in range(min(_CONNECTIONS, len(blobs)))]
-    with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
-        return [blob for unmounted in pool.map(mount, parts) for blob in unmounted]
+    results = transfer_blobs(
+        blobs,
+        lambda: closing(client.clone()),
+        lambda own, blob, _failed: None if _try_mount(own, repository, blob, source) else blob,
+    )
+    return [blob for blob in results if blob is not None]
 
 
 def _try_mount(

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from treenail.registry import errors, images, names, referrers, uploads
+from treenail.registry import errors, images, names, referrers
 from treenail.registry.client import RegistryClient
 
 _PARTS_LIMIT = 700
@@ -79,10 +79,19 @@ class ImageCopier:
                 )
             for entry in self._read_entries(manifest, "manifests"):
                 yield from self._copy_tree(entry.digest, copied, depth=depth + 1)
-        if self._has_manifest(digest):
+        if self.target.client.head_manifest(self.target.repository, digest) is not None:
+            # It had all blobs at its push.
             return
         if not manifest.is_index:
-            copied.moved_bytes += self._copy_blobs(self._list_blobs(manifest))
+            different = {blob.digest: blob for blob in self._list_blobs(manifest)}.values()
+            copied.moved_bytes += images.copy_new_blobs(
+                different,
+                self.source.client,
+                self.source.repository,
+                self.target.client,
+                self.target.repository,
+                self._check_stop,
+            )
         self.target.client.push_manifest(
             self.target.repository, digest, manifest.media_type, manifest.content
         )
@@ -136,27 +145,6 @@ class ImageCopier:
             return
         manifest = self.source.client.get_manifest(self.source.repository, digest)
         client.push_manifest(repository, tag, manifest.media_type, manifest.content)
-
-    def _has_manifest(self, digest: str) -> bool:
-        """Return whether the target has the manifest: then it had all blobs at its push."""
-        return self.target.client.head_manifest(self.target.repository, digest) is not None
-
-    def _copy_blobs(self, blobs: Iterable[names.Descriptor]) -> int:
-        """Copy blobs over several connections; return the number of bytes that were moved."""
-        different = {blob.digest: blob for blob in blobs}.values()
-        return images.copy_in_parallel(
-            different, self.source.client, self.target.client, self._copy_blob
-        )
-
-    def _copy_blob(
-        self, blob: names.Descriptor, source: RegistryClient, target: RegistryClient
-    ) -> int:
-        self._check_stop()
-        if target.has_blob(self.target.repository, blob.digest):
-            return 0
-        remote = images.RemoteBlob(source, self.source.repository, blob)
-        uploads.upload_blob(target, self.target.repository, blob, remote.reopen)
-        return blob.size
 
     def _list_blobs(self, manifest: names.Manifest) -> list[names.Descriptor]:
         where = self._describe(manifest)

@@ -8,8 +8,8 @@ and only `push_image` the push Secret, so that neither the user's text nor build
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -31,12 +31,14 @@ from treenail.registry.errors import (
     NotFound,
     Unsupported,
 )
-from treenail.registry.images import ResolvedImage, resolve_image
+from treenail.registry.images import ResolvedImage, resolve_image, transfer_blobs
 
 log = logging.getLogger(__name__)
 
 CACHE_LIMIT = 64
 """Maximum number of images of single instructions in the cache."""
+_CONNECTIONS = 3
+_OpenClient = Callable[[], AbstractContextManager[RegistryClient]]
 
 
 def fetch_images(
@@ -132,7 +134,7 @@ def _fetch_cache(
 
 def _write_image(
     layout: build_layout.ImageLayout,
-    open_client: registries.OpenClient,
+    open_client: _OpenClient,
     image: ResolvedImage,
     name: str,
 ) -> None:
@@ -150,7 +152,7 @@ def _write_image(
 
 def _write_layers(
     layout: build_layout.ImageLayout,
-    open_client: registries.OpenClient,
+    open_client: _OpenClient,
     repository: str,
     layers: list[names.Descriptor],
 ) -> None:
@@ -158,7 +160,7 @@ def _write_layers(
         with layout.open_blob(layer.digest) as file:
             client.read_blob(repository, layer, _make_sink(file, has_failed))
 
-    registries.transfer_blobs(layers, open_client, write_layer)
+    transfer_blobs(layers, open_client, write_layer, connections=_CONNECTIONS)
 
 
 def _make_sink(file: BinaryIO, has_failed: Event) -> Callable[[bytes], object]:
@@ -245,15 +247,6 @@ def upload_image(
     fetched: build_spec.FetchOutput,
 ) -> None:
     """Upload the blobs of an image; layers of the same registry are mounted."""
-
-    @contextmanager
-    def open_client() -> Iterator[RegistryClient]:
-        own = client.clone()
-        try:
-            yield own
-        finally:
-            own.close()
-
     manifest = build_layout.read_manifest(image)
     # A mount costs one request, an upload the whole layer: a base has most of the bytes.
     sources = _find_sources(layout, fetched, client.host)
@@ -269,7 +262,12 @@ def upload_image(
             )
         uploads.upload_blob(own, repository, blob, partial(_open_file, path))
 
-    registries.transfer_blobs(_list_blobs(manifest, image.digest), open_client, upload)
+    transfer_blobs(
+        _list_blobs(manifest, image.digest),
+        lambda: closing(client.clone()),
+        upload,
+        connections=_CONNECTIONS,
+    )
 
 
 def verify_push(client: RegistryClient, target: pullspec.PushSpec, digest: str) -> None:
