@@ -64,8 +64,7 @@ def test_heredocs_hold_their_text() -> None:
     found = parse_containerfile(text)
     assert found.instructions[1].heredocs == (Heredoc("A", "1\n"), Heredoc("B", "\t2\n"))
     assert found.instructions[2].heredocs == (Heredoc("C", "no end\n", is_closed=False),)
-    assert found.heredoc_line == 2
-    assert parse_containerfile('FROM x\nRUN ["a", "<<B"]\n').heredoc_line == 0
+    assert parse_containerfile('FROM x\nRUN ["a", "<<B"]\n').instructions[1].heredocs == ()
 
 
 def test_stages_expand_global_arguments() -> None:

@@ -110,16 +110,6 @@ class Containerfile:
                 arguments.append(instruction)
         return tuple(arguments)
 
-    @property
-    def heredoc_line(self) -> int:
-        """Line of the first instruction with a here-document; 0 for none.
-
-        buildah reads here-documents from version 1.33 on.
-        """
-        return next(
-            (instruction.line for instruction in self.instructions if instruction.heredocs), 0
-        )
-
 
 # A controller reads the same texts in each pass: a long one takes 1 ms.
 @lru_cache(maxsize=128)
@@ -150,63 +140,41 @@ def expand_variables(text: str, values: Mapping[str, str]) -> str:
     return _VARIABLE.sub(expand, text)[:MAX_EXPANDED]
 
 
-def split_words(text: str, escape: str = "\\") -> list[str]:
-    """Split at white space outside of quotes; quotes and escapes stay."""
-    words: list[str] = []
-    word, quote, position = "", "", 0
-    while position < len(text):
-        char = text[position]
-        if char == escape and quote != "'" and position + 1 < len(text):
-            word += char + text[position + 1]
-            position += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        elif char.isspace():
-            if word:
-                words.append(word)
-            word = ""
-            position += 1
-            continue
-        word += char
-        position += 1
-    return [*words, word] if word else words
-
-
-def has_open_quote(text: str, escape: str = "\\") -> bool:
-    """Return whether a quote is not closed."""
+def _scan_quotes(text: str, escape: str = "\\") -> Iterator[tuple[str, str, str]]:
+    """Yield each character with its escape, as a shell reads it, and the quote that is open."""
     quote, position = "", 0
     while position < len(text):
-        char = text[position]
-        if char == escape and quote != "'":
-            position += 1
-        elif quote:
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
-        position += 1
-    return bool(quote)
+        raw = char = text[position]
+        if char == escape and quote != "'" and position + 1 < len(text):
+            char = text[position + 1]
+            raw += char
+        elif char == quote:
+            char = quote = ""
+        elif not quote and char in "\"'":
+            char, quote = "", char
+        yield raw, char, quote
+        position += len(raw)
 
 
-def strip_quotes(word: str, escape: str = "\\") -> str:
-    """Return a word as a shell reads it, without its quotes and escapes."""
-    out, quote, position = "", "", 0
-    while position < len(word):
-        char = word[position]
-        if char == escape and quote != "'" and position + 1 < len(word):
-            position += 1
-            out += word[position]
-        elif quote:
-            out += "" if char == quote else char
-            quote = "" if char == quote else quote
-        elif char in "\"'":
-            quote = char
+def split_words(text: str, escape: str = "\\") -> list[str]:
+    """Split at white space outside of quotes; quotes and escapes stay."""
+    words = [""]
+    for raw, _, quote in _scan_quotes(text, escape):
+        if raw.isspace() and not quote:
+            words.append("")
         else:
-            out += char
-        position += 1
-    return out
+            words[-1] += raw
+    return [word for word in words if word]
+
+
+def has_open_quote(text: str) -> bool:
+    """Return whether a quote is not closed."""
+    return any([quote for _, _, quote in _scan_quotes(text)][-1:])
+
+
+def strip_quotes(word: str) -> str:
+    """Return a word as a shell reads it, without its quotes and escapes."""
+    return "".join(char for _, char, _ in _scan_quotes(word))
 
 
 def _read_directives(lines: list[str]) -> tuple[tuple[str, ...], str]:
