@@ -238,22 +238,14 @@ class NodeDrain:
         self._daemonsets = daemonsets or DaemonSetCache(client, clock)
         self._retried_budgets: deque[str] = deque()
         self._evicted: list[str] = []
-        self._attempts: dict[str, _EvictionAttempt] = {}
+        self.attempts: dict[str, _EvictionAttempt] = {}
+        """The last attempt for each pod, by UID; a later drain of the node may take them over."""
         self._returned = ReturnedPods()
 
     @property
     def returned_groups(self) -> tuple[str, ...]:
         """The owners, as ``namespace/KIND NAME``, whose pods the drain leaves: they returned."""
         return self._returned.ignored_groups
-
-    @property
-    def attempts(self) -> dict[str, "_EvictionAttempt"]:
-        """The last attempt for each pod, by UID."""
-        return self._attempts
-
-    def keep_attempts(self, before: "NodeDrain") -> None:
-        """Take over what an earlier drain of this node knows of its blockers."""
-        self._attempts = before.attempts
 
     def __enter__(self) -> Self:
         self._pods.start()
@@ -277,8 +269,8 @@ class NodeDrain:
             pod for pod in pods if should_evict(pod, daemonsets)
         )
         current_uids = {pod.uid for pod in evictable}
-        self._attempts = {
-            uid: attempt for uid, attempt in self._attempts.items() if uid in current_uids
+        self.attempts = {
+            uid: attempt for uid, attempt in self.attempts.items() if uid in current_uids
         }
         budgets = _BudgetCache(self._client)
         retried = {self._retried_budgets.popleft() for _ in range(len(self._retried_budgets))}
@@ -312,7 +304,8 @@ class NodeDrain:
             should_wait = not all(eviction.is_slow for eviction in self._in_flight.values())
             answered = self._collect_answers(budgets, _WAIT_S if should_wait else 0.0)
             if should_wait and not answered:
-                self._mark_slow()
+                for eviction in self._in_flight.values():
+                    eviction.is_slow = True
                 # An answer that came before the mark calls no `notify`.
                 answered = self._collect_answers(budgets, 0.0)
             results += answered
@@ -326,10 +319,6 @@ class NodeDrain:
         # With all slots in use, an answer starts the next round.
         return not due or len(self._in_flight) >= _MAX_IN_FLIGHT
 
-    def _mark_slow(self) -> None:
-        for eviction in self._in_flight.values():
-            eviction.is_slow = True
-
     def _find_due(self, pods: Iterable[Pod], retried: Collection[str]) -> list[Pod]:
         """Return the pods to evict now; those without an attempt first, then the oldest attempt."""
         now = self._clock.monotonic()
@@ -337,7 +326,7 @@ class NodeDrain:
         for pod in pods:
             if pod.terminates_at is not None or pod.uid in self._in_flight:
                 continue
-            before = self._attempts.get(pod.uid)
+            before = self.attempts.get(pod.uid)
             if before and now < before.retry_at and not _is_blocked_by(before.blocker, retried):
                 continue
             due.append((before.retry_at if before else float("-inf"), pod))
@@ -391,7 +380,7 @@ class NodeDrain:
         self, sent: "_PendingEviction", error: errors.ClusterError | None, budgets: "_BudgetCache"
     ) -> None:
         pod, retry_s = sent.pod, _RETRY_S
-        before = self._attempts.get(pod.uid)
+        before = self.attempts.get(pod.uid)
         since = before.blocker.since if before and before.blocker else sent.sent_at
         blocker: Blocker | None = None
         match error:
@@ -409,7 +398,7 @@ class NodeDrain:
                     retry_s = max(retry_s, error.retry_after_s)
                 blocker = classify_refusal(pod, error, budgets.find_budgets(pod), since)
                 retry_s = max(retry_s, self._choose_retry_s(blocker))
-        self._attempts[pod.uid] = _EvictionAttempt(sent.started_at + retry_s, blocker)
+        self.attempts[pod.uid] = _EvictionAttempt(sent.started_at + retry_s, blocker)
 
     def _log_evicted(self) -> None:
         # One line for a round: a line for each pod would cost more time than its eviction.
@@ -420,7 +409,7 @@ class NodeDrain:
 
     def _find_blocker(self, pod: Pod) -> Blocker | None:
         if pod.terminates_at is None:
-            attempt = self._attempts.get(pod.uid)
+            attempt = self.attempts.get(pod.uid)
             sent = self._in_flight.get(pod.uid)
             if sent and self._clock.monotonic() - sent.started_at >= _SLOW_S:
                 since = attempt.blocker.since if attempt and attempt.blocker else sent.sent_at

@@ -179,18 +179,12 @@ class _RunningDrain:
         return bool(progress.remaining) and progress.blocked_count == len(progress.remaining)
 
     @property
-    def cordon_pause_s(self) -> float:
-        """Seconds from the last cordon to the next one; doubled each time."""
-        return min(2.0 ** min(self.cordons - 1, 10), _MAX_CORDON_PAUSE_S) if self.cordons else 0.0
-
-    def take_over(self, before: "_RunningDrain") -> None:
-        """Continue a drain whose node was uncordoned: its blockers and reports hold."""
-        self.drain.keep_attempts(before.drain)
-        self.progress = before.progress
-        self.slot_taken_at = before.slot_taken_at
-        self.reported_message = before.reported_message
-        self.reported_at, self.event_at = before.reported_at, before.event_at
-        self.cordons = before.cordons
+    def next_cordon_at(self) -> float:
+        """Monotonic time; the pause doubles each time, because a program may uncordon each time."""
+        pause_s = (
+            min(2.0 ** min(self.cordons - 1, 10), _MAX_CORDON_PAUSE_S) if self.cordons else 0.0
+        )
+        return self.cordoned_at + pause_s
 
     def format_uncordons(self, node: str) -> str:
         """Return the sentence for a program that uncordons the node each time."""
@@ -318,8 +312,9 @@ class DrainController:
                 if not self._slots.try_acquire(node.name):
                     return _SLOT_RETRY_S
                 running = self._running.get(node.name)
-                if is_repeated and running and (pause_s := self._find_cordon_pause_s(running)) > 0:
-                    return min(pause_s, self._report_drain(node, running))
+                now = self._clock.monotonic()
+                if is_repeated and running and running.next_cordon_at > now:
+                    return min(running.next_cordon_at - now, self._report_drain(node, running))
                 cordoned = self._cordon_node(node, record, is_repeated=is_repeated)
                 return self._evict_pods(cordoned, record)
             case decide.EvictDecision(record):
@@ -376,10 +371,8 @@ class DrainController:
         log.info("cordoned %s for %s", node.name, record.request)
         # List the pods again: new ones may have been scheduled before the cordon.
         before = self._close_drain(node.name)
-        running = self._start_drain(node.name, record)
+        running = self._start_drain(node.name, record, before if is_repeated else None)
         if is_repeated:
-            if before is not None:
-                running.take_over(before)
             running.cordons += 1
             running.cordoned_at = self._clock.monotonic()
             message = f"cordoned again: the node was uncordoned during {record.request}"
@@ -388,10 +381,6 @@ class DrainController:
                 log.warning("drain of %s is blocked: %s", node.name, message)
             self._emit_warning(node.name, "CordonedAgain", message)
         return node
-
-    def _find_cordon_pause_s(self, running: _RunningDrain) -> float:
-        """Return the seconds to wait before another cordon: a program may uncordon each time."""
-        return running.cordoned_at + running.cordon_pause_s - self._clock.monotonic()
 
     def _evict_pods(self, node: decide.DrainNode, record: decide.DrainRecord) -> float | None:
         record = self._time_record(node.name, record)
@@ -515,7 +504,10 @@ class DrainController:
         self._enqueue(other)
         return True
 
-    def _start_drain(self, name: str, record: decide.DrainRecord) -> _RunningDrain:
+    def _start_drain(
+        self, name: str, record: decide.DrainRecord, before: _RunningDrain | None = None
+    ) -> _RunningDrain:
+        """Start a drain; one whose node was uncordoned goes on with its blockers and reports."""
         drain = eviction.NodeDrain(
             self._client,
             name,
@@ -531,6 +523,9 @@ class DrainController:
         exit_stack = ExitStack()
         exit_stack.enter_context(drain)
         running = _RunningDrain(drain, exit_stack, record, self._clock.monotonic())
+        if before is not None:
+            drain.attempts = before.drain.attempts
+            running = replace(before, drain=drain, exit_stack=exit_stack, record=record)
         self._running[name] = running
         return running
 
