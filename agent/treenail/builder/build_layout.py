@@ -49,16 +49,12 @@ class ImageLayout:
 
     def find_blob(self, digest: str) -> Path | None:
         """Return the file of this blob; None if it is absent."""
-        path = self._get_path(digest)
+        path = self.get_blob_path(digest)
         return path if path.is_file() else None
-
-    def get_blob_path(self, digest: str) -> Path:
-        """Return the file of this blob, which may not exist."""
-        return self._get_path(digest)
 
     def read_blob(self, digest: str) -> bytes:
         """Read a manifest or config of this layout, and verify its digest."""
-        path = self._get_path(digest)
+        path = self.get_blob_path(digest)
         try:
             with path.open("rb") as file:
                 content = file.read(_LIMIT + 1)
@@ -78,7 +74,7 @@ class ImageLayout:
     @contextmanager
     def open_blob(self, digest: str) -> Iterator[BinaryIO]:
         """Open a new blob; it gets its name when the block ends without an error."""
-        path = self._get_path(digest)
+        path = self.get_blob_path(digest)
         partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
         try:
             with partial.open("wb") as file:
@@ -95,9 +91,9 @@ class ImageLayout:
         try:
             # containers/image writes no blob whose file exists in the layout, whatever its size
             # (oci/layout/oci_dest.go, TryReusingBlob).
-            self._get_path(digest).touch()
+            self.get_blob_path(digest).touch()
         except OSError as error:
-            raise _make_file_error("write", self._get_path(digest), error) from error
+            raise _make_file_error("write", self.get_blob_path(digest), error) from error
 
     def move_blob(self, digest: str, other: "ImageLayout") -> None:
         """Move a blob from another layout on this file system."""
@@ -105,7 +101,7 @@ class ImageLayout:
         if source.is_symlink():
             raise errors.FileError(f"cannot move {source}: it is a link")
         try:
-            source.rename(self._get_path(digest))
+            source.rename(self.get_blob_path(digest))
         except OSError as error:
             raise _make_file_error("move", source, error) from error
 
@@ -152,7 +148,8 @@ class ImageLayout:
         except OSError as error:
             raise _make_file_error("write", self._index, error) from error
 
-    def _get_path(self, digest: str) -> Path:
+    def get_blob_path(self, digest: str) -> Path:
+        """Return the file of this blob, which may not exist."""
         algorithm, _, value = digest.partition(":")
         if algorithm != "sha256" or not value.isalnum():
             raise errors.FileError(f"cannot find blob {digest!r:.80}: expected a digest of SHA-256")
@@ -187,7 +184,8 @@ def collect_layers(layout: ImageLayout, names: Iterable[str]) -> dict[str, decod
             continue
         manifest = read_manifest(image)
         layers = [dict(layer.values) for layer in manifest.iter_objects("layers")]
-        for diff_id, layer in zip(_read_diff_ids(layout, manifest), layers, strict=False):
+        diff_ids = _read_config(layout, manifest).get_object("rootfs").get_text_list("diff_ids")
+        for diff_id, layer in zip(diff_ids, layers, strict=False):
             media_type = str(layer.get("mediaType", ""))
             # buildah writes manifests of OCI, in which a layer of a Docker type would be invalid.
             # Only the type differs: the bytes of the layer are the same.
@@ -265,10 +263,6 @@ def is_bootable(layout: ImageLayout, name: str) -> bool:
         return False
     labels = _read_config(layout, read_manifest(image)).get_object("config").get_object("Labels")
     return any(labels.values.get(label) for label in pullspec.BOOTABLE_LABELS)
-
-
-def _read_diff_ids(layout: ImageLayout, manifest: decode.Fields) -> list[str]:
-    return list(_read_config(layout, manifest).get_object("rootfs").get_text_list("diff_ids"))
 
 
 def _read_config(layout: ImageLayout, manifest: decode.Fields) -> decode.Fields:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 
 from treenail.image.oci import attachments, documents, prune
@@ -50,15 +50,9 @@ def read_stored_images(
     Tags of attachments (``sha256-…``) are no images.
     """
     try:
-        tags = _list_tags(client, repository, limit)
+        tagged = _read_tags(client, repository, check_time, limit)
     except errors.NotFound:
         return ()
-    tagged: dict[str, list[str]] = {}
-    for tag in tags:
-        check_time()
-        head = client.head_manifest(repository, tag)
-        if head is not None:
-            tagged.setdefault(head.digest, []).append(tag)
     images: dict[str, prune.StoredImage] = {}
     for digest, names in tagged.items():
         check_time()
@@ -87,7 +81,7 @@ def delete_images(
         current = _read_tags(client, repository, check_time, limit) if plan.deleted else {}
         for image in plan.deleted:
             check_time()
-            if current.get(image.digest, frozenset()) - set(image.tags):
+            if {*current.get(image.digest, ())} - {*image.tags}:
                 log.info("kept %s in %s: it has a new tag", image.digest, repository)
                 continue
             # First what refers to the image: without the image nothing would find it again.
@@ -104,26 +98,22 @@ def is_lasting(problem: errors.RegistryError | None) -> bool:
     return isinstance(problem, errors.Unsupported | errors.Denied | errors.LoginRefused)
 
 
-def _list_tags(client: RegistryClient, repository: str, limit: int) -> tuple[str, ...]:
-    """Return all tags of images. With a part of them, an image of another tag could be deleted."""
-    tags = tuple(tag for tag in client.list_tags(repository) if not tag.startswith(_ATTACHMENT))
+def _read_tags(
+    client: RegistryClient, repository: str, check_time: CheckTime, limit: int
+) -> dict[str, list[str]]:
+    """Return all tags by digest. With a part of them, an image of another tag could be deleted."""
+    tags = [tag for tag in client.list_tags(repository) if not tag.startswith(_ATTACHMENT)]
     if len(tags) > limit:
         raise errors.RegistryError(
             f"{repository} has {len(tags)} tags, and at most {limit} can be compared"
         )
-    return tags
-
-
-def _read_tags(
-    client: RegistryClient, repository: str, check_time: CheckTime, limit: int
-) -> Mapping[str, frozenset[str]]:
-    tags_by_digest: dict[str, set[str]] = {}
-    for tag in _list_tags(client, repository, limit):
+    tags_by_digest: dict[str, list[str]] = {}
+    for tag in tags:
         check_time()
         head = client.head_manifest(repository, tag)
         if head is not None:
-            tags_by_digest.setdefault(head.digest, set()).add(tag)
-    return {digest: frozenset(tags) for digest, tags in tags_by_digest.items()}
+            tags_by_digest.setdefault(head.digest, []).append(tag)
+    return tags_by_digest
 
 
 def _list_attachments(client: RegistryClient, repository: str, digest: str) -> list[str]:
