@@ -70,6 +70,9 @@ class RolloutTarget:
     config: str
     image: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.config} with image {self.image}" if self.image else self.config
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
@@ -286,13 +289,11 @@ def overlay_written(
     twice.
     """
     return tuple(
-        node if node.name not in written else _overlay_node(node, *written[node.name])
+        node.with_target(*written[node.name])
+        if node.name in written and not node.is_assigned(written[node.name][0])
+        else node
         for node in nodes
     )
-
-
-def _overlay_node(node: NodeFacts, target: RolloutTarget, assigned_at: float) -> NodeFacts:
-    return node if node.is_assigned(target) else node.with_target(target, assigned_at)
 
 
 def _has_target(annotations: Mapping[str, str], image_key: str) -> bool:

@@ -174,40 +174,28 @@ class RolloutWriter:
         if target is not None:
             annotations = {key.PRESTAGE_CONFIG: target.config, key.PRESTAGE_IMAGE: target.image}
 
-        def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
-            body: decode.Json = {
-                "metadata": {"resourceVersion": node.resource_version, "annotations": annotations}
-            }
-            try:
-                self._client.patch(resources.NODES, node.name, body)
-            except (errors.ConflictError, errors.NotFoundError):
-                # The next reconciliation decides again, once the cache shows the change.
-                log.debug("node %s changed before the prestage request", node.name)
-            except errors.ClusterError as error:
-                return error
-            self._expected.expect_prestage(node, target)
-            return None
+        return self.copy_settings(
+            [SettingsChange(node, annotations) for node in nodes],
+            lambda node: self._expected.expect_prestage(node, target),
+        )
 
-        return tuple(error for error in self._parallel_map(write, nodes) if error is not None)
-
-    def copy_settings(self, changes: Iterable[SettingsChange]) -> tuple[errors.ClusterError, ...]:
+    def copy_settings(
+        self,
+        changes: Iterable[SettingsChange],
+        note_written: Callable[[node_facts.NodeFacts], None] = lambda _: None,
+    ) -> tuple[errors.ClusterError, ...]:
         """Write the annotations, several in parallel; return the errors."""
         by_name = {change.node.name: change for change in changes}
 
         def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
-            body: decode.Json = {
-                "metadata": {
-                    "resourceVersion": node.resource_version,
-                    "annotations": dict(by_name[node.name].annotations),
-                }
-            }
             try:
-                self._client.patch(resources.NODES, node.name, body)
+                self._annotate_node(node, by_name[node.name].annotations)
             except (errors.ConflictError, errors.NotFoundError):
                 # The next reconciliation decides again, once the cache shows the change.
-                log.debug("node %s changed before its settings were copied", node.name)
+                log.debug("node %s changed before its annotations were written", node.name)
             except errors.ClusterError as error:
                 return error
+            note_written(node)
             return None
 
         nodes = [change.node for change in by_name.values()]
@@ -267,13 +255,13 @@ class RolloutWriter:
 
     def clear_lock(self, node: node_facts.NodeFacts) -> None:
         """Remove the lock annotation after the lock server released the lock."""
-        body: decode.Json = {
-            "metadata": {
-                "resourceVersion": node.resource_version,
-                "annotations": {node_facts.LOCKED_BY: None},
-            }
-        }
-        self._client.patch(resources.NODES, node.name, body)
+        self._annotate_node(node, {node_facts.LOCKED_BY: None})
+
+    def _annotate_node(
+        self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
+    ) -> None:
+        metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
+        self._client.patch(resources.NODES, node.name, {"metadata": metadata})
 
     def _build_annotations(
         self, target: node_facts.RolloutTarget, now: float, lock_server: str
@@ -297,11 +285,8 @@ class RolloutWriter:
         own = dict(annotations)
         if node.prestage_target is not None:
             own |= _CLEARED_PRESTAGE_ANNOTATIONS
-        body: decode.Json = {
-            "metadata": {"resourceVersion": node.resource_version, "annotations": own}
-        }
         try:
-            self._client.patch(resources.NODES, node.name, body)
+            self._annotate_node(node, own)
         except errors.ConflictError as error:
             if not self._expected.note_conflict(node.name):
                 return error
@@ -321,7 +306,7 @@ class RolloutWriter:
             )
             return error
         self._expected.confirm_target(node.name)
-        log.info("assigned %s to node %s of pool %s", _format_assignment(target), node.name, pool)
+        log.info("assigned %s to node %s of pool %s", target, node.name, pool)
         return None
 
 
@@ -333,7 +318,3 @@ def _build_replacement(stored: object, wanted: decode.Json) -> decode.Json:
         for name, value in wanted.items()
     }
     return {**dict.fromkeys(known), **changed}
-
-
-def _format_assignment(target: node_facts.RolloutTarget) -> str:
-    return f"{target.config} with image {target.image}" if target.image else target.config

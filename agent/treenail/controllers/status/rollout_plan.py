@@ -500,9 +500,9 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
     if plan.problems and not plan.target.config:
         yield f"pool {plan.pool}: cannot be planned; no node changes"
     elif todo == 0:
-        yield f"pool {plan.pool}: nothing to do, {count} at {_format_target(plan.target)}"
+        yield f"pool {plan.pool}: nothing to do, {count} at {plan.target}"
     else:
-        yield f"pool {plan.pool}: {todo} of {count} to {_format_target(plan.target)}"
+        yield f"pool {plan.pool}: {todo} of {count} to {plan.target}"
     for problem in plan.problems:
         yield f"  problem: {problem}"
     if plan.sources and todo:
@@ -527,7 +527,7 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
 
 
 def _format_change(change: NodeChange, image_builder: str) -> Iterator[str]:
-    before = _format_target(change.before) if change.before.config else "nothing"
+    before = str(change.before) if change.before.config else "nothing"
     yield f"  {_format_count(len(change.nodes))} from {before}:"
     if change.unknown_reason:
         yield f"    impact unknown, assuming drain and reboot: {change.unknown_reason}"
@@ -585,7 +585,3 @@ def _format_count(count: int) -> str:
 def _format_names(nodes: Sequence[str]) -> str:
     more = len(nodes) - MAX_NODES
     return ", ".join(nodes[:MAX_NODES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _format_target(target: node_facts.RolloutTarget) -> str:
-    return f"{target.config} with image {target.image}" if target.image else target.config
