@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from treenail.api import annotations as key
-from treenail.api import decode, object_meta
+from treenail.api import decode, object_meta, pullspec
 from treenail.encoding import codec
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
@@ -123,9 +123,9 @@ class MachineOSConfig(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     @property
     def pre_built_image(self) -> str:
         """Pull spec of the first image, without a tag beside the digest; empty for none."""
-        name, at, digest = self.metadata.annotations.get(key.PRE_BUILT_IMAGE, "").partition("@")
-        path, slash, last = name.rpartition("/")
-        return f"{path}{slash}{last.partition(':')[0]}{at}{digest}"
+        image = self.metadata.annotations.get(key.PRE_BUILT_IMAGE, "")
+        _, at, digest = image.partition("@")
+        return f"{pullspec.strip_tag(image)}{at}{digest}"
 
     def find_containerfile(self, architecture: str) -> ContainerfileEntry | None:
         """Return the entry of an architecture, or the one of every other architecture."""

@@ -121,3 +121,9 @@ def _make_push_error(where: str, text: str, why: str) -> ConfigError:
         remedy=f"set {where} to REGISTRY/REPOSITORY:TAG, for example "
         "registry.example.com/os/node:latest",
     )
+
+
+def strip_tag(image: str) -> str:
+    """Return registry and repository of an image, without its tag and its digest."""
+    head, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"

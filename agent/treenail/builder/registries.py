@@ -80,11 +80,8 @@ def parse_image_name(text: str) -> ImageName:
     """Parse an image name of a Containerfile; raise `ConfigError`."""
     if "@" in text:
         # A tag beside the digest has no effect.
-        name, _, digest = text.partition("@")
-        head, slash, last = name.rpartition("/")
-        spec = pullspec.parse_pull_spec(
-            f"{head}{slash}{last.partition(':')[0]}@{digest}", where="the image"
-        )
+        name = f"{pullspec.strip_tag(text)}@{text.partition('@')[2]}"
+        spec = pullspec.parse_pull_spec(name, where="the image")
         return ImageName(spec.registry, spec.repository, spec.digest)
     tagged = text if ":" in text.rpartition("/")[2] else f"{text}:latest"
     pushed = pullspec.parse_push_spec(tagged, where="the image")

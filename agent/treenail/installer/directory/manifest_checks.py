@@ -47,9 +47,8 @@ class PrebuiltImage:
 def parse_prebuilt_image(text: str) -> PrebuiltImage:
     """Parse the annotation without its tag; raise `ConfigError` that names it."""
     name, at, digest = text.partition("@")
-    head, slash, last = name.rpartition("/")
-    if at and slash and ":" in last:
-        name = f"{head}/{last.partition(':')[0]}"
+    if at and "/" in name:
+        name = pullspec.strip_tag(name)
     return PrebuiltImage(
         pullspec.parse_pull_spec(f"{name}{at}{digest}", where=f"annotation {key.PRE_BUILT_IMAGE}"),
         text,
@@ -99,7 +98,8 @@ def find_prebuilt_findings(
                 is_certain=False,
             )
         )
-    elif _get_digest(base) != _get_digest(base_image):
+    # Only the digest: mirrors have other names for an image.
+    elif base.rpartition("@")[2] != base_image.rpartition("@")[2]:
         findings.append(
             PrebuiltFinding(
                 f"{image} was built from {base:.300}, and the release has {base_image}",
@@ -107,11 +107,6 @@ def find_prebuilt_findings(
             )
         )
     return findings
-
-
-def _get_digest(image: str) -> str:
-    """Return the digest: mirrors have other names for an image."""
-    return image.rpartition("@")[2]
 
 
 NAMESPACES = (component_names.NAMESPACE, component_names.MCO_NAMESPACE)
@@ -329,19 +324,12 @@ def _check_base(
             manifests.settings is None
             or manifests.settings.registry is image_mode.RegistryType.BOOTSTRAP
         )
-        if is_replaced and _get_repository(base) == _get_repository(config.push_spec):
+        if is_replaced and pullspec.strip_tag(base) == pullspec.strip_tag(config.push_spec):
             yield manifest.make_problem(
                 f"spec.renderedImagePushSpec: the base image {base} is in this repository, which "
                 "the bootstrap registry replaces during the installation",
                 "choose another repository for the push spec, or registry.type: External",
             )
-
-
-def _get_repository(image: str) -> str:
-    """Return registry and repository of an image by tag or digest."""
-    name = image.partition("@")[0]
-    head, slash, last = name.rpartition("/")
-    return f"{head}{slash}{last.partition(':')[0]}"
 
 
 def _convert_finding(
