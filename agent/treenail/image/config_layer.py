@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treenail import errors, oci_content
 from treenail.api import decode, machineconfig
@@ -45,6 +45,7 @@ _WHITEOUT = ".wh."
 _CARRIED = ("/etc/", "/usr/")
 _DIRECTORY_MODE = 0o755
 _STORED_LIMIT = 65535
+_WantedEntry = wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,7 @@ class _LayerBuilder:
     def add_state(self) -> None:
         for directory in self._wanted.directories.values():
             if self._can_add(directory.path, directory):
-                mode = directory.mode
-                self._add(directory, _Entry(tarfile.DIRTYPE, mode=mode))
+                self._add(directory, _Entry(tarfile.DIRTYPE, mode=directory.mode))
         for file in self._wanted.files.values():
             if self._can_add(file.path, file):
                 content = file.contents.decode_bytes()
@@ -132,11 +132,7 @@ class _LayerBuilder:
             self._add_unit_files(unit)
         self._add_unit_links(compute_unit_links(self._wanted))
 
-    def _can_add(
-        self,
-        path: str,
-        entry: wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink,
-    ) -> bool:
+    def _can_add(self, path: str, entry: _WantedEntry) -> bool:
         is_file = isinstance(entry, wanted_state.WantedFile)
         if image_content.is_machine_state(path):
             self.omitted[path] = "the agent writes logins and certificates"
@@ -162,19 +158,9 @@ class _LayerBuilder:
             return False
         return True
 
-    def _add(
-        self,
-        wanted: wanted_state.WantedFile | wanted_state.WantedDirectory | wanted_state.WantedLink,
-        entry: _Entry,
-    ) -> None:
-        self.entries[wanted.path] = _Entry(
-            entry.kind,
-            entry.content,
-            entry.mode,
-            _get_number(wanted.user),
-            _get_number(wanted.group),
-            entry.target,
-        )
+    def _add(self, wanted: _WantedEntry, entry: _Entry) -> None:
+        user, group = _get_number(wanted.user), _get_number(wanted.group)
+        self.entries[wanted.path] = replace(entry, user=user, group=group)
 
     def _add_link(self, link: wanted_state.WantedLink) -> None:
         if not link.is_hard:
