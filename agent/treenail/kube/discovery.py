@@ -18,7 +18,7 @@ def discover_resources(
     `ClusterError` when the list of groups cannot be read.
     """
     found, failed = [], {}
-    groups = _iter_objects(client.read_path("/apis").get("groups"))
+    groups = iter_objects(client.read_path("/apis").get("groups"))
     preferred = (resources.get_object(group, "preferredVersion") for group in groups)
     for group_version in ("v1", *(str(version.get("groupVersion")) for version in preferred)):
         group, _, version = group_version.rpartition("/")
@@ -27,7 +27,7 @@ def discover_resources(
         except errors.ClusterError as error:
             failed[group_version] = error
             continue
-        for entry in _iter_objects(document.get("resources")):
+        for entry in iter_objects(document.get("resources")):
             plural, verbs = str(entry.get("name")), entry.get("verbs")
             if "/" not in plural and isinstance(verbs, list) and _VERBS.issubset(verbs):
                 kind, is_namespaced = str(entry.get("kind")), bool(entry.get("namespaced"))
@@ -35,5 +35,6 @@ def discover_resources(
     return found, failed
 
 
-def _iter_objects(value: object) -> Iterator[api_client.Json]:
+def iter_objects(value: object) -> Iterator[api_client.Json]:
+    """Yield the objects of a list; nothing of another value."""
     return (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))

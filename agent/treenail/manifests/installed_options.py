@@ -1,9 +1,9 @@
 """Options of ``treenail-controller manifests`` that made the objects of an installation."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treenail.api.decode import Json
+from treenail.kube import discovery
 from treenail.kube.resources import get_object
 from treenail.manifests import installation
 
@@ -53,9 +53,12 @@ def read_options(objects: InstalledObjects) -> tuple[list[str], list[str]]:
     ):
         if workload is None:
             continue
-        container = _get_container(workload)
+        # Sidecars that a webhook injected come after it.
+        containers = discovery.iter_objects(_get_template(workload).get("containers"))
+        container = next(containers, {})
         options.append(f"--image={container.get('image', '')}")
-        options.append(f"--{namespace_option}={_get_name(workload, 'namespace')}")
+        namespace = get_object(workload, "metadata").get("namespace", "")
+        options.append(f"--{namespace_option}={namespace}")
         for argument in _list_texts(container, "args")[1:]:
             name, _, value = argument.removeprefix("--").partition("=")
             if name in _SAME_NAME:
@@ -77,17 +80,8 @@ def read_options(objects: InstalledObjects) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(options)), unknown
 
 
-def _get_name(document: Json, field: str) -> str:
-    return str(get_object(document, "metadata").get(field, ""))
-
-
 def _get_template(workload: Json) -> Json:
     return get_object(get_object(get_object(workload, "spec"), "template"), "spec")
-
-
-def _get_container(workload: Json) -> Json:
-    # Sidecars that a webhook injected come after it.
-    return next(_list_objects(_get_template(workload).get("containers")), {})
 
 
 def _list_texts(document: Json, field: str) -> list[str]:
@@ -95,14 +89,8 @@ def _list_texts(document: Json, field: str) -> list[str]:
     return [str(text) for text in texts] if isinstance(texts, list) else []
 
 
-def _list_objects(value: object) -> Iterator[Json]:
-    return (
-        item for item in (value if isinstance(value, Sequence) else ()) if isinstance(item, dict)
-    )
-
-
 def _list_secrets(deployment: Json | None) -> list[str]:
-    volumes = _list_objects(_get_template(deployment or {}).get("volumes"))
+    volumes = discovery.iter_objects(_get_template(deployment or {}).get("volumes"))
     return [
         str(get_object(volume, "secret").get("secretName", ""))
         for volume in volumes
@@ -114,9 +102,9 @@ def _list_readers(network_policy: Json | None) -> list[str]:
     """Return the namespaces that the policy admits."""
     return [
         str(namespace)
-        for rule in _list_objects(get_object(network_policy or {}, "spec").get("ingress"))
-        for peer in _list_objects(rule.get("from"))
-        for expression in _list_objects(
+        for rule in discovery.iter_objects(get_object(network_policy or {}, "spec").get("ingress"))
+        for peer in discovery.iter_objects(rule.get("from"))
+        for expression in discovery.iter_objects(
             get_object(peer, "namespaceSelector").get("matchExpressions")
         )
         for namespace in _list_texts(expression, "values")
