@@ -11,11 +11,12 @@ import re
 import threading
 from collections.abc import Sequence
 from html import unescape
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from treenail.cli.controller.status.screen import render_svg
-from treenail.cli.controller.status.text import format_table
+from treenail.cli.controller.status.screen import RICH_STYLES
+from treenail.cli.controller.status.text import StyledLine, format_table
 from treenail.clocks import SystemClock
 from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.pool_membership import ObservedPool
@@ -53,6 +54,18 @@ def build_picture_rows(objects: Json) -> tuple[PoolRow, ...]:
         {each.name: each for each in policies},
         now=objects["now"],
     )
+
+
+def render_svg(lines: Sequence[StyledLine], *, title: str, width: int) -> str:
+    """Return a picture of the lines as a terminal shows them. Needs the package rich."""
+    from rich.console import Console  # noqa: PLC0415 - only this function needs rich
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(file=StringIO(), record=True, width=width, force_terminal=True)
+    for line in lines:
+        spans = [(span, RICH_STYLES.get(style, "")) for span, style in line.spans]
+        console.print(Text.assemble(*spans), no_wrap=True, crop=False)
+    return console.export_svg(title=title, unique_id="rollout")
 
 
 def draw_picture(objects: Json) -> str:

@@ -70,11 +70,6 @@ class LogBundle:
         """Cause of each missing part, by its name."""
         return dict(self._missing)
 
-    @property
-    def truncated(self) -> dict[str, str]:
-        """Statement of what each shortened part lacks, by its name."""
-        return dict(self._truncated)
-
     def hide_secrets(self, files: Iterable[Callable[[], bytes | None]]) -> None:
         """Withhold in every part, in all their forms, the secrets of files that can be read."""
         values: set[str] = set()

@@ -49,12 +49,3 @@ def test_step_line_of_a_program_does_not_move_back_or_outside() -> None:
     output.add_line("STEP 1/2: FROM fake")
     output.add_line("STEP 77/99: RUN fake")
     assert output.line == 3
-
-
-def test_commit_line_is_recognized_until_the_next_step() -> None:
-    output, _ = make_output()
-    output.add_line("STEP 2/2: RUN make")
-    output.add_line("COMMIT localhost/treenail-built")
-    assert output.is_committing
-    output.add_line("[2/2] STEP 1/2: FROM 0123 AS final")
-    assert not output.is_committing

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from tests.granted_verbs import iter_granted_verbs
 from treenail.api import documents as yaml_documents
 from treenail.cli.controller.main import create_parser, main
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import build_server_documents
 from treenail.manifests.installation import InstallOptions, build_documents
-from treenail.manifests.permissions import iter_granted_verbs
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

@@ -75,8 +75,9 @@ def install(root: Path) -> InstallState:
     directory, files, clock = InstallDirectory(root), InstallFiles(), FakeClock()
     with hold_install_lock(directory, files):
         state = InstallState(directory, files, clock)
-        steps = [WritingStep(name, root) for name in OUTPUTS]
-        InstallStepRunner(state, SilentObserver(), clock).run_steps(steps)
+        runner = InstallStepRunner(state, SilentObserver(), clock)
+        for name in OUTPUTS:
+            runner.run_step(WritingStep(name, root))
     return state
 
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from treenail.installer.directory.install_manifests import InstallManifests
+
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 BASE = f"registry.example.com/os/base@{DIGEST}"
 OUTPUTS = ("machine-pools", "machine-configs", "controller-config")
@@ -57,3 +59,8 @@ def write_manifest(root: Path, name: str, *objects: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"---\n{json.dumps(each, indent=1)}\n" for each in objects))
     return path
+
+
+def list_texts(manifests: InstallManifests) -> list[tuple[str, str]]:
+    """Return location and JSON of each object."""
+    return [(part.location, json.dumps(part.document)) for part in manifests.objects.values()]

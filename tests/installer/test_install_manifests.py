@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.installer.directories import make_config, make_image_config, make_pool, write_manifest
+from tests.installer.directories import (
+    list_texts,
+    make_config,
+    make_image_config,
+    make_pool,
+    write_manifest,
+)
 from tests.oracle import ROOT as ORACLE
 from tests.oracle import needs_oracle
 from treenail.controllers.handover.image_mode import ImageMode, ImageModePool, RegistryType
@@ -53,7 +59,7 @@ def test_documents_of_both_directories_are_read_with_file_and_line(tmp_path: Pat
     assert found.find("Secret", "a", "x") is not None
     rendered, errors = render_pools(found.to_input())
     assert [len(rendered), errors] == [1, []]
-    assert len(FileObjects(found.iter_texts()).list_image_configs()) == 0
+    assert len(FileObjects(list_texts(found)).list_image_configs()) == 0
 
 
 def test_directory_without_manifests_has_no_objects(tmp_path: Path) -> None:

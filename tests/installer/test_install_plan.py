@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.clock import FakeClock
 from tests.installer.directories import (
     BASE,
+    list_texts,
     make_config,
     make_image_config,
     make_pool,
@@ -71,7 +72,7 @@ def test_plan_has_the_names_of_render_and_build(tmp_path: Path) -> None:
     rendered, _ = render_pools(found.to_input())
     assert {each.name for each in rendered} == {each.rendered for each in plans.values()}
     builds = plan_builds(
-        found.iter_texts(),
+        list_texts(found),
         FakeClock(),
         architectures=frozenset({"amd64"}),
         only=None,

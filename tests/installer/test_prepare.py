@@ -12,6 +12,7 @@ import pytest
 from tests.installer.directories import (
     BASE,
     DIGEST,
+    list_texts,
     make_config,
     make_image_config,
     make_pool,
@@ -123,7 +124,7 @@ def test_prepared_directory_can_be_built(root: Path) -> None:
     write_manifest(root, "manifests/10.yaml", make_config("10-a", "master", osImageURL=BASE))
     found = read_install_manifests(root)
     builds = plan_builds(
-        found.iter_texts(),
+        list_texts(found),
         SystemClock(),
         architectures=frozenset({"amd64"}),
         only="master",

@@ -56,7 +56,9 @@ class World:
         files = files or DyingFiles(fuse)
         steps = [FileStep(self.directory, name, each, fuse) for name, each in self.inputs.items()]
         state = InstallState(self.directory, files, self.clock)
-        InstallStepRunner(state, self.observed, self.clock).run_steps(steps)
+        runner = InstallStepRunner(state, self.observed, self.clock)
+        for step in steps:
+            runner.run_step(step)
         return [step.name for step in steps if step.runs]
 
     def read_outputs(self) -> Mapping[str, str]:

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
+from tests.granted_verbs import iter_granted_verbs
 from tests.integration.site import USER, Options, Site
 from tests.records import write_record
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.manifests.installation import build_node_access
-from treenail.manifests.permissions import iter_granted_verbs
 from treenail_lab.cluster import build_rendered_config
 
 pytestmark = pytest.mark.integration

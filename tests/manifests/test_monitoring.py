@@ -18,7 +18,7 @@ from treenail.controllers.runtime.controller_metrics import PREFIX, ControllerMe
 from treenail.controllers.runtime.workers import WorkerMetrics
 from treenail.daemon.local import metrics as node_metrics
 from treenail.manifests.installation import InstallOptions
-from treenail.manifests.monitoring import build_dashboard, build_monitoring, build_rule_groups
+from treenail.manifests.monitoring import build_monitoring, build_rule_groups
 from treenail.provisioning.machines.request_recorder import RequestMetrics, add_token_metrics
 from treenail.provisioning.tokens.tokens import TokenTable
 
@@ -47,7 +47,11 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    panels: Any = build_dashboard()["panels"]
+    dashboard = next(
+        part for part in build_monitoring(InstallOptions()) if part["kind"] == "ConfigMap"
+    )
+    data: Any = dashboard["data"]
+    panels = json.loads(data["treenail.json"])["panels"]
     return [
         *(rule["expr"] for rule in rules()),
         *(panel["targets"][0]["expr"] for panel in panels),

@@ -16,6 +16,7 @@ from tests.controllers.installed import (
     used,
     without,
 )
+from tests.granted_verbs import iter_granted_verbs
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.clocks import SystemClock
@@ -52,7 +53,6 @@ from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.installation import NAME, build_documents, load_crds
-from treenail.manifests.permissions import iter_granted_verbs
 from treenail_lab.apiserver.serving.server import LabServer
 
 CLOCK = SystemClock()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import granted_verbs
 from treenail.api import annotations as key
 from treenail.api.component_names import PART_OF_LABELS
 from treenail.api.object_meta import ObjectMeta, OwnerReference
@@ -114,7 +115,7 @@ def test_controllers_may_create_what_they_create() -> None:
         for document in removal.build_all_manifests()
         for rule in document.get("rules") or ()  # type: ignore[attr-defined]  # a list
     ]
-    granted = set(permissions.iter_granted_verbs(rules))
+    granted = set(granted_verbs.iter_granted_verbs(rules))
     group = permissions.GROUP
     for name in ("configmaps", "secrets", "events", "jobs.batch", "leases.coordination.k8s.io",
                  f"machineosbuilds.{group}", f"machineconfignodes.{group}",

@@ -20,10 +20,10 @@ from treenail.provisioning.tokens.certificates import (
 )
 from treenail.provisioning.tokens.tokens import (
     TokenTable,
+    TokenTableParser,
     add_node,
     format_token_table,
     make_token,
-    parse_token_table,
 )
 
 NOW = 1_800_000_000.0
@@ -48,7 +48,7 @@ def format_document(**changes: Any) -> dict[str, Any]:
 def test_certificates_survive_the_secret_beside_the_tokens() -> None:
     _, record = make_token("worker", expires=NOW)
     table = store_certificates(TokenTable().put(record), TABLE)
-    found = parse_token_table({"data": format_token_table(table)}, where="Secret")
+    found = TokenTableParser("Secret").parse({"data": format_token_table(table)})
     assert found.tokens == {record.name: record}
     assert read_certificates(found, NOW) == TABLE
     # A server of an earlier version writes the key of the tokens only.

@@ -12,6 +12,7 @@ import pytest
 from tests.contract.client import Cluster
 from tests.controllers.installed import apply
 from tests.fixtures.objects import collection_of
+from tests.granted_verbs import iter_granted_verbs
 from tests.provisioning.process import run_server
 from tests.provisioning.samples import NEW, make_config, make_file, make_large_configs, make_pool
 from tests.provisioning.serving import LIMIT_S, write_certificate, write_json
@@ -25,7 +26,6 @@ from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
 from treenail.manifests.ignition_server import NAME, build_server_documents
 from treenail.manifests.installation import InstallOptions
-from treenail.manifests.permissions import iter_granted_verbs
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
 from treenail.provisioning.tokens.token_store import TokenStore
 from treenail.provisioning.tokens.tokens import make_token, read_name

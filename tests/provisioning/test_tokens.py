@@ -20,7 +20,6 @@ from treenail.provisioning.tokens.tokens import (
     find_refusal,
     format_token_table,
     make_token,
-    parse_token_table,
     read_name,
     release_use,
 )
@@ -145,8 +144,8 @@ def test_secret_returns_what_was_written() -> None:
     first = replace(use(make(uses=3), "2001:db8::1"), machine="worker-7", nodes=("a", "b.example"))
     table = TokenTable().put(first).put(make(pool="infra"))
     data = format_token_table(table)
-    assert parse_token_table({"data": data}, where=WHERE) == table
-    assert parse_token_table({}, where=WHERE) == TokenTable()
+    assert TokenTableParser(WHERE).parse({"data": data}) == table
+    assert TokenTableParser(WHERE).parse({}) == TokenTable()
 
 
 def test_secret_with_the_same_content_is_not_parsed_again() -> None:
@@ -170,9 +169,8 @@ def test_secret_has_room_for_ten_thousand_used_tokens() -> None:
         )
         for number in range(MAX_TOKENS)
     }
-    assert parse_token_table(
-        {"data": format_token_table(TokenTable(tokens))}, where=WHERE
-    ) == TokenTable(tokens)
+    data = format_token_table(TokenTable(tokens))
+    assert TokenTableParser(WHERE).parse({"data": data}) == TokenTable(tokens)
     with pytest.raises(ConfigError, match="10001 access tokens"):
         format_token_table(TokenTable(tokens).put(record))
 
@@ -231,6 +229,6 @@ DIGEST = "A" * 43
 )  # fmt: skip
 def test_damaged_secret_is_refused_without_its_content(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as caught:
-        parse_token_table({"data": {"tokens": text}}, where=WHERE)
+        TokenTableParser(WHERE).parse({"data": {"tokens": text}})
     assert WHERE in str(caught.value)
     assert text[:40] not in str(caught.value) or len(text) < 3

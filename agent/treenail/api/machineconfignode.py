@@ -21,26 +21,11 @@ NOT_YET_OCCURRED = "NotYetOccurred"
 
 
 class ConditionType(StrEnum):
-    """Condition types; the API server rejects others."""
+    """Condition types of a drain; the API server rejects those that the MCO does not have."""
 
-    UPDATE_PREPARED = "UpdatePrepared"
-    UPDATE_EXECUTED = "UpdateExecuted"
-    UPDATE_POST_ACTION_COMPLETE = "UpdatePostActionComplete"
-    UPDATE_COMPLETE = "UpdateComplete"
-    UPDATED = "Updated"
-    RESUMED = "Resumed"
-    DRAINED = "Drained"
-    APPLIED_FILES_AND_OS = "AppliedFilesAndOS"
-    APPLIED_FILES = "AppliedFiles"
-    APPLIED_OS_IMAGE = "AppliedOSImage"
-    IMAGE_PULLED_FROM_REGISTRY = "ImagePulledFromRegistry"
     CORDONED = "Cordoned"
+    DRAINED = "Drained"
     UNCORDONED = "Uncordoned"
-    REBOOTED_NODE = "RebootedNode"
-    NODE_DEGRADED = "NodeDegraded"
-    PINNED_IMAGE_SETS_PROGRESSING = "PinnedImageSetsProgressing"
-    PINNED_IMAGE_SETS_DEGRADED = "PinnedImageSetsDegraded"
-    INTERNAL_RELEASE_IMAGE_DEGRADED = "InternalReleaseImageDegraded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ systemd's line.
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -75,17 +75,12 @@ class InstallStepRunner:
         self._observer = observer
         self._clock = clock
 
-    def run_steps(self, steps: Sequence[Step]) -> None:
-        """Run the steps that are not done with these inputs; raise the error of the first failure.
+    def run_step(self, step: Step) -> None:
+        """Run one step, or take over its earlier result. Raises `TreenailError`.
 
         A step whose inputs changed runs again, and so do all after it, which may find their
         results again by content.
         """
-        for step in steps:
-            self.run_step(step)
-
-    def run_step(self, step: Step) -> None:
-        """Run one step, or take over its earlier result. Raises `TreenailError`."""
         self._observer.begin_step(step)
         try:
             inputs = step.compute_inputs()

@@ -70,7 +70,6 @@ CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap", namespaced=True)
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment", namespaced=True)
 DAEMONSETS = Resource("apps", "v1", "daemonsets", "DaemonSet", namespaced=True)
 REPLICASETS = Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True)
-STATEFULSETS = Resource("apps", "v1", "statefulsets", "StatefulSet", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", "Job", namespaced=True)
 CERTIFICATESIGNINGREQUESTS = Resource(
     "certificates.k8s.io",
@@ -82,9 +81,6 @@ CERTIFICATESIGNINGREQUESTS = Resource(
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", namespaced=True)
 PODDISRUPTIONBUDGETS = Resource(
     "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", namespaced=True
-)
-VOLUMEATTACHMENTS = Resource(
-    "storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", namespaced=False
 )
 CUSTOMRESOURCEDEFINITIONS = Resource(
     "apiextensions.k8s.io",

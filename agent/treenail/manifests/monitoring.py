@@ -5,7 +5,6 @@ with the label that Grafana's sidecar looks for. Alerts and dashboard are files 
 which other installations of Prometheus and Grafana load unchanged.
 """
 
-import json
 from importlib import resources
 
 import yaml
@@ -80,12 +79,6 @@ def build_rule_groups() -> Json:
     """Build the groups of alerts, in the format of a Prometheus rule file."""
     groups: Json = yaml.safe_load(_read_file("alerts.yaml"))
     return groups
-
-
-def build_dashboard() -> Json:
-    """Build the dashboard: a time series panel for each expression, two in a row."""
-    dashboard: Json = json.loads(_read_file("dashboard.json"))
-    return dashboard
 
 
 def _read_file(name: str) -> str:

@@ -3,7 +3,7 @@
 Maps a resource with its group (``daemonsets.apps``, ``pods/eviction``) to its verbs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
@@ -191,23 +191,9 @@ def build_lease_rules(name: str) -> list[Json]:
     ]
 
 
-def iter_granted_verbs(rules: Iterable[Json]) -> Iterator[tuple[str, str]]:
-    """Yield the resource and verb of everything that the rules allow."""
-    for rule in rules:
-        for group in _get_texts(rule, "apiGroups"):
-            for resource in _get_texts(rule, "resources"):
-                for verb in _get_texts(rule, "verbs"):
-                    yield f"{resource}.{group}" if group else resource, verb
-
-
 def _build_rule(resource: str, verbs: list[str]) -> Json:
     name, _, group = resource.partition(".")
     rule: Json = {"apiGroups": [group], "resources": [name], "verbs": verbs}
     if resource in _OBJECT_NAMES:
         rule["resourceNames"] = [_OBJECT_NAMES[resource]]
     return rule
-
-
-def _get_texts(rule: Json, name: str) -> list[str]:
-    texts = rule.get(name)
-    return [str(text) for text in texts] if isinstance(texts, list) else []

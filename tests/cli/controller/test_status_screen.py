@@ -11,6 +11,7 @@ from tests.controllers.rollout.world import World
 from tests.fixtures.clusters import open_lab
 from tests.fixtures.objects import add_pool
 from tests.waiting import wait_until
+from tools.picture import render_svg
 from treenail.api import annotations as key
 from treenail.cli.controller.status.command import WatchedPools, choose_pools, follow_status
 from treenail.cli.controller.status.screen import (
@@ -18,7 +19,6 @@ from treenail.cli.controller.status.screen import (
     LiveTable,
     create_view,
     print_table,
-    render_svg,
 )
 from treenail.cli.controller.status.text import StyledLine
 from treenail.clocks import SystemClock

@@ -53,11 +53,11 @@ from treenail.provisioning.tokens.certificates import read_certificates, store_c
 from treenail.provisioning.tokens.tokens import (
     _DATA_KEY,
     TokenTable,
+    TokenTableParser,
     claim_use,
     find_refusal,
     find_state,
     format_token_table,
-    parse_token_table,
 )
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
 
@@ -149,8 +149,8 @@ def read_tokens(content: bytes) -> Iterable[str]:
     """Read the Secret with access tokens; its content is compressed in every other input."""
     packed = zlib.compress(content) if len(content) % 2 else content
     encoded = base64.b64encode(packed).decode()
-    table = parse_token_table({"data": {_DATA_KEY: encoded}}, where="Secret")
-    assert parse_token_table({"data": format_token_table(table)}, where="Secret") == table
+    table = TokenTableParser("Secret").parse({"data": {_DATA_KEY: encoded}})
+    assert TokenTableParser("Secret").parse({"data": format_token_table(table)}) == table
     for record in table.tokens.values():
         find_refusal(record, "worker", "10.0.0.1", _NOW, retry_window_s=600.0)
         claim_use(record, "10.0.0.1", _NOW, retry_window_s=600.0)

@@ -142,7 +142,6 @@ TAIL_LINES = 40
 _TAIL_LINE_LIMIT = 400  # characters
 # Steps of several stages are prefixed with the number of the stage: `[1/2] STEP 2/5: RUN make`.
 _STEP = re.compile(r"(?:\[(\d+)/\d+\] )?STEP (\d+)/\d+: (\w+)")
-_COMMIT = re.compile(r"(?:\[\d+/\d+\] )?COMMIT\b")
 
 StepLines = Mapping[tuple[int, int], int]
 """Line of the Containerfile by stage and step, both counted from 1 as buildah counts them."""
@@ -157,7 +156,6 @@ class BuildOutput:
         self._show_line = show_line
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._step = (1, 0)
-        self.is_committing = False
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -183,9 +181,6 @@ class BuildOutput:
             position = (int(step[1] or 1), int(step[2]))
             if position > self._step and position in self._lines:
                 self._step = position
-                self.is_committing = False
-        elif _COMMIT.match(line):
-            self.is_committing = True
 
 
 GIVEN, AREA, _LAYOUT = "given", "buildah", "layout"
@@ -277,10 +272,10 @@ class SandboxedProgram:
             try:
                 self._follow_output(program, argv[0], deadline, add_program_line)
                 program.wait(max(1.0, deadline - self._clock.monotonic()))
-            except subprocess.TimeoutExpired as error:
-                raise _make_timeout(argv[0], timeout_s) from error
-            except TimeoutError as error:
-                raise _make_timeout(argv[0], timeout_s) from error
+            except (subprocess.TimeoutExpired, TimeoutError) as error:
+                raise errors.CommandTimeoutError(
+                    f"{argv[0]} did not exit within {timeout_s:g} s"
+                ) from error
             finally:
                 # The first process of the session: its death ends all others.
                 # start_new_session made its ID also that of its process group (setsid(2)).
@@ -349,10 +344,6 @@ def make_environment(environ: Mapping[str, str], work: Path) -> dict[str, str]:
     }
 
 
-def _make_timeout(name: str, timeout_s: float) -> errors.CommandTimeoutError:
-    return errors.CommandTimeoutError(f"{name} did not exit within {timeout_s:g} s")
-
-
 _STORE_TIMEOUT_S = 1800.0
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
 _LOCAL_PREFIX = "localhost/treenail-"
@@ -372,6 +363,11 @@ class TextFiles:
 
 class Buildah:
     """Runs buildah with storage in the work directory, which only this user may search."""
+
+    built_image = f"{_LOCAL_PREFIX}built"
+    """Local name of the complete image."""
+    own_image = f"{_LOCAL_PREFIX}configs"
+    """Local name of the image of our own part of the Containerfile."""
 
     def __init__(self, program: SandboxedProgram, work: Path, driver: str) -> None:
         self._program = program
@@ -482,16 +478,6 @@ class Buildah:
             timeout_s=timeout_s,
             add_line=add_line,
         )  # fmt: skip
-
-    @property
-    def built_image(self) -> str:
-        """Local name of the complete image."""
-        return f"{_LOCAL_PREFIX}built"
-
-    @property
-    def own_image(self) -> str:
-        """Local name of the image of our own part of the Containerfile."""
-        return f"{_LOCAL_PREFIX}configs"
 
     def _make_command(self, command: str) -> list[str]:
         return [

@@ -63,21 +63,10 @@ def read_strays(
     return tuple(filter(None, found))
 
 
-def read_nodes(
-    client: api_client.Client, *, image_key: str = key.DESIRED_OS_IMAGE
-) -> dict[str, node_facts.NodeFacts]:
+def read_nodes(client: api_client.Client) -> dict[str, node_facts.NodeFacts]:
     """Read all nodes by name; raise `ClusterError`."""
-    nodes = _list_parsed(
-        client, resources.NODES, lambda document: parse_node(document, image_key=image_key)
-    )
+    nodes = _list_parsed(client, resources.NODES, node_facts.NodeFacts.from_json)
     return {node.name: node for node in nodes}
-
-
-def parse_node(
-    document: decode.Json, *, image_key: str = key.DESIRED_OS_IMAGE
-) -> node_facts.NodeFacts:
-    """Parse a Node."""
-    return node_facts.NodeFacts.from_json(document, image_key=image_key)
 
 
 def try_read_policies(client: api_client.Client) -> dict[str, rollout_policy.ObservedPolicy] | None:
@@ -118,14 +107,12 @@ def read_pool_builds(client: api_client.Client, now: float) -> dict[str, status_
     )
 
 
-def read_snapshot(
-    client: api_client.Client, *, image_key: str = key.DESIRED_OS_IMAGE
-) -> rollout_plan.RolloutPlanInput:
+def read_snapshot(client: api_client.Client) -> rollout_plan.RolloutPlanInput:
     """Read all objects that a plan depends on; raise `ClusterError`."""
     clusters = _list_parsed(client, resources.CONTROLLERCONFIGS, ControllerConfig.from_json)
     return rollout_plan.RolloutPlanInput(
         pools=read_pools(client),
-        nodes=read_nodes(client, image_key=image_key),
+        nodes=read_nodes(client),
         configs={
             config.name: config
             for config in _list_parsed(

@@ -4,7 +4,6 @@ Files are read within limits of size, number and place.
 """
 
 import errno
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,11 +278,6 @@ class InstallManifests:
             locations=locations,
             warnings=self.notes,
         )
-
-    def iter_texts(self) -> Iterator[tuple[str, str]]:
-        """Yield location and JSON of each object, as `build_planner.plan_builds` reads them."""
-        for manifest in self.objects.values():
-            yield manifest.location, json.dumps(manifest.document)
 
 
 def read_install_manifests(root: Path) -> InstallManifests:

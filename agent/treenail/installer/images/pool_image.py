@@ -443,18 +443,6 @@ def _make_error(pool: str, reason: str, cause: str, remedy: str) -> PoolBuildErr
     )
 
 
-def list_built_pools(manifests: install_manifests.InstallManifests) -> tuple[str, ...]:
-    """Return the pools whose images are built on the bootstrap host: not those built before."""
-    pools = {
-        config.pool for config in manifests.image_configs.values() if not config.pre_built_image
-    }
-    return tuple(
-        name
-        for name in machineconfigpool.CONTROL_PLANE_POOLS
-        if name in pools and name in manifests.pools
-    )
-
-
 def make_build_inputs(
     manifests: install_manifests.InstallManifests,
     pools: Sequence[install_manifests.RenderedPool],
@@ -463,7 +451,7 @@ def make_build_inputs(
     namespace: str = component_names.NAMESPACE,
     architecture: str = "",
 ) -> PoolImageInputs:
-    """Return the inputs of the build for pool ``name``, one of `list_built_pools`.
+    """Return the inputs of the build for pool ``name``.
 
     ``namespace`` is that of builds in the future cluster.
     """

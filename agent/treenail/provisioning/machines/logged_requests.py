@@ -76,13 +76,6 @@ class ConfigRequestLog(Protocol):
         """Record a request that has ended."""
 
 
-class NoConfigRequestLog:
-    """Records nothing; the server's own log has a line for each request."""
-
-    def record(self, row: RequestRow) -> None:
-        """Do nothing."""
-
-
 DATA_KEY = "requests"
 """Key of the ConfigMap: a line of JSON for each row."""
 MAX_ROWS = 1000

@@ -366,14 +366,6 @@ def format_token_table(table: TokenTable) -> dict[str, str]:
     return data | ({_CERTIFICATES_KEY: table.certificates} if table.certificates else {})
 
 
-def parse_token_table(secret: decode.Json, *, where: str) -> TokenTable:
-    """Parse a Secret; raise `ConfigError`, which contains nothing of its content.
-
-    A Secret without data has no tokens.
-    """
-    return TokenTableParser(where).parse(secret)
-
-
 class TokenTableParser:
     """Parses versions of one Secret, and only what differs from the version before."""
 
@@ -383,7 +375,10 @@ class TokenTableParser:
         self._latest: tuple[tuple[str, str], TokenTable] | None = None
 
     def parse(self, secret: decode.Json) -> TokenTable:
-        """Parse the Secret as `parse_token_table` does."""
+        """Parse the Secret; raise `ConfigError`, which contains nothing of its content.
+
+        A Secret without data has no tokens.
+        """
         text = _read_text(secret, self._where, _DATA_KEY)
         certificates = _read_text(secret, self._where, _CERTIFICATES_KEY)
         # The watch repeats what the response to a write contained.

@@ -12,7 +12,7 @@ from treenail.cli import output_format, terminal
 from treenail.cli.controller import connect, rollout
 from treenail.cli.controller.status import screen
 from treenail.cli.controller.status.text import format_leader, format_table
-from treenail.controllers.pools import pool_membership, pool_views, rollout_policy
+from treenail.controllers.pools import node_facts, pool_membership, pool_views, rollout_policy
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.status import leader_status, snapshot, status_table
 from treenail.kube import api_client, resources, watch
@@ -152,7 +152,7 @@ class WatchedPools:
             watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
         )
         self._nodes = self._informers.add_view(
-            watch.WatchScope(resources.NODES), snapshot.parse_node
+            watch.WatchScope(resources.NODES), node_facts.NodeFacts.from_json
         )
         self._read_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy] | None] = (
             lambda: None

@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from treenail import clocks, sanitize
@@ -180,18 +179,6 @@ class ChangeLog:
             self._shown[subject] = text
             if text:
                 self._stream.write(f"{clocks.format_rfc3339(now)} {sanitize.escape_line(text)}\n")
-
-
-def render_svg(lines: Sequence[StyledLine], *, title: str, width: int) -> str:
-    """Return a picture of the lines as a terminal shows them. Needs the package rich."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=StringIO(), record=True, width=width, force_terminal=True)
-    for line in lines:
-        spans = [(span, RICH_STYLES.get(style, "")) for span, style in line.spans]
-        console.print(Text.assemble(*spans), no_wrap=True, crop=False)
-    return console.export_svg(title=title, unique_id="rollout")
 
 
 def _create_console() -> "Console | None":
