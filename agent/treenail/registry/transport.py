@@ -52,10 +52,6 @@ class RegistryLimits:
     chunk_bytes: int = 32 * memory.MIB
     """Larger blobs are uploaded in chunks of this size."""
 
-    def compute_transfer_s(self, size: int) -> float:
-        """Return the time limit of a request with a body of this size."""
-        return self.request_s + size / self.bytes_per_s
-
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
@@ -239,7 +235,8 @@ class RegistryTransport:
 
     def compute_deadline(self, size: int) -> float:
         """Return the end of a request with a body of this size, by the clock's monotonic time."""
-        return self._clock.monotonic() + self._limits.compute_transfer_s(size)
+        limit_s = self._limits.request_s + size / self._limits.bytes_per_s
+        return self._clock.monotonic() + limit_s
 
     def keep_connection(self, connection: "_Connection") -> None:
         """Use a connection again whose answer is read."""

@@ -39,10 +39,6 @@ class CopyStopped(Exception):
     """The caller no longer wants the copy; what is copied stays, and the next copy goes on."""
 
 
-def _never_stop() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class ImageCopier:
     """Copies images from one repository to another one.
@@ -52,7 +48,7 @@ class ImageCopier:
 
     source: Place
     target: Place
-    should_stop: Callable[[], bool] = field(default=_never_stop)
+    should_stop: Callable[[], bool] = field(default=lambda: False)
 
     def copy_image(self, digest: str) -> CopiedImage:
         """Copy an image or list of manifests with its attachments and tags.

@@ -192,17 +192,14 @@ def _save_cache(
 def _make_failure(
     failure: failures.BuildFailure, output: program.BuildOutput, spec: build_spec.BuildSpec
 ) -> build_result.BuildResult:
+    # buildah's own error comes last, and the cause repeats it.
+    tail = output.tail[:-1] if "Error: " in "".join(output.tail[-1:]) else output.tail
     return build_result.BuildResult(
         build_result.BuildPhase.BUILD,
         reason=failure.reason,
         line=spec.convert_line(output.line),
-        message="\n".join([failure.cause, *_drop_last(output.tail)]),
+        message="\n".join([failure.cause, *tail]),
     )
-
-
-def _drop_last(tail: Sequence[str]) -> Sequence[str]:
-    """Leave out buildah's own error, which the cause repeats."""
-    return tail[:-1] if tail and "Error: " in tail[-1] else tail
 
 
 def count_oom_kills(

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from treenail import clocks, errors
-from treenail.api.object_meta import ObjectMeta
 from treenail.cli import argument_parser, output, output_format, terminal
 from treenail.cli.controller import connect
 from treenail.controllers.pools.pool_membership import ObservedPool
@@ -150,7 +149,8 @@ def read_rollouts(
     if not any(map(rollout_result.needs_render_inputs, results)):
         return results
     try:
-        configs, controller_configs = _read_render_inputs(client)
+        configs = snapshot.read_metadata(client, resources.MACHINECONFIGS)
+        controller_configs = snapshot.read_metadata(client, resources.CONTROLLERCONFIGS)
     except errors.ForbiddenError as error:
         return [
             rollout_result.mark_unknown(result, f"{error}; {_PERMISSION_REMEDY}")
@@ -174,16 +174,6 @@ def _read_result(observed: ObservedPool) -> rollout_result.RolloutResult:
         return rollout_result.RolloutResult(
             name, rollout_result.RolloutOutcome.BLOCKED, str(error), None, None
         )
-
-
-def _read_render_inputs(
-    client: api_client.Client,
-) -> tuple[Sequence[ObjectMeta], Sequence[ObjectMeta]]:
-    """Read the metadata of all MachineConfigs and ControllerConfigs."""
-    return (
-        snapshot.read_metadata(client, resources.MACHINECONFIGS),
-        snapshot.read_metadata(client, resources.CONTROLLERCONFIGS),
-    )
 
 
 def await_rollouts(

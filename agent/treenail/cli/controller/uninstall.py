@@ -141,11 +141,10 @@ class _Remover:
                 while self._list_pods() and self._clock.monotonic() < deadline:
                     self._clock.sleep(_PAUSE_S)
             # Another program may have created objects in the namespace since it was listed.
-            if item.resource != resources.NAMESPACES or item.title in self._list_titles():
+            if item.resource != resources.NAMESPACES or any(
+                item.title == present.title for present in self.plan()[0]
+            ):
                 self._delete_object(item)
-
-    def _list_titles(self) -> list[str]:
-        return [item.title for item in self.plan()[0]]
 
     def _delete_object(self, item: removal.FoundObject) -> None:
         meta = item.metadata

@@ -380,12 +380,8 @@ def _extract_significant(status: PoolStatus) -> tuple[object, ...]:
         states,
         status.configuration,
         status.observed_generation,
-        _find_degraded_messages(status.conditions),
+        [condition.message for condition in status.conditions if condition.type == DEGRADED],
     )
-
-
-def _find_degraded_messages(conditions: tuple[object_meta.Condition, ...]) -> list[str]:
-    return [condition.message for condition in conditions if condition.type == DEGRADED]
 
 
 def build_config_problem(error: ConfigError) -> PoolProblem:

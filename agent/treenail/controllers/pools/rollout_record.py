@@ -48,13 +48,6 @@ class PastRollout(codec.JsonObject, omits_defaults=True):
     """Node and reason of the failure that halted it."""
 
 
-def add_past_rollout(
-    history: tuple[PastRollout, ...], past: PastRollout
-) -> tuple[PastRollout, ...]:
-    """Return the history with the rollout in front, without the oldest ones."""
-    return (past, *history)[:MAX_PAST_ROLLOUTS]
-
-
 ROLLOUT_STATUS = "rollout"
 """Field of a pool's status with the record. Only the rollout controller may write it."""
 
@@ -273,7 +266,7 @@ def _archive_rollout(record: RolloutRecord, now: float) -> tuple[PastRollout, ..
         outcome if record.completed_at is None else PastOutcome.COMPLETE,
         "" if halted is None else f"{halted.node}: {halted.reason}",
     )
-    return add_past_rollout(record.history, past)
+    return (past, *record.history)[:MAX_PAST_ROLLOUTS]
 
 
 def compute_image_settle_s(record: RolloutRecord, settle_s: float, now: float) -> float:

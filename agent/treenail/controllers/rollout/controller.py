@@ -135,13 +135,10 @@ class RolloutController:
         return image_tag_updater.TagDependencies(
             source,
             self._tag_executor,
-            self._notify_pool,
+            # The runtime provides the queue after the construction.
+            lambda pool: self._enqueue(pool),  # noqa: PLW0108 - see above
             None if metrics is None else registry_requests.TagMetrics(metrics, "pool_image"),
         )
-
-    def _notify_pool(self, pool: str) -> None:
-        """Enqueue a pool. The runtime provides the queue after the construction."""
-        self._enqueue(pool)
 
     def register_watches(
         self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]

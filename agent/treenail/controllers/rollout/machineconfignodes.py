@@ -96,7 +96,8 @@ class MachineConfigNodeController:
     ) -> None:
         """Watch Nodes, pools and, if the cluster has the kind, MachineConfigNodes."""
         nodes: informer_set.InformerView[RequestedNode] = informers.add_view(
-            watch.WatchScope(resources.NODES), self._parse_node
+            watch.WatchScope(resources.NODES),
+            lambda document: RequestedNode.from_json(document, image_key=self._image_key),
         )
         pools: informer_set.InformerView[pool_membership.ObservedPool] = informers.add_view(
             watch.WatchScope(resources.MACHINECONFIGPOOLS), pool_membership.ObservedPool.from_json
@@ -189,9 +190,6 @@ class MachineConfigNodeController:
     def _find_pool(self, node: RequestedNode) -> str | None:
         """Find the pool that determines the Node's config; None without exactly one."""
         return self._index.find_primary(node.name, node.labels)
-
-    def _parse_node(self, document: decode.Json) -> RequestedNode:
-        return RequestedNode.from_json(document, image_key=self._image_key)
 
 
 def _normalize_image(image: str) -> str:

@@ -110,7 +110,7 @@ class InformerSet:
                 self._client,
                 scope,
                 self._clock,
-                lambda document: _project_all(projects, document),
+                lambda document: tuple(_project_object(project, document) for project in projects),
                 on_lost=lambda error: self._handle_watch_error(scope, error),
             )
             # The kind of an optional scope can be installed later.
@@ -240,10 +240,6 @@ class InformerSet:
         log.warning("%s watch disconnected: %s", scope.resource.plural, reason)
         for handler in self._loss_handlers:
             handler()
-
-
-def _project_all(projects: list[Projection[object]], document: Json) -> _Projections:
-    return tuple(_project_object(project, document) for project in projects)
 
 
 def _project_object(project: Projection[object], document: Json) -> object | None:

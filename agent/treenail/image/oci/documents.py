@@ -50,11 +50,6 @@ class ImageLabels:
         return {name: text for name, text in labels.items() if text}
 
 
-def merge_labels(base: Mapping[str, object], labels: Mapping[str, str]) -> dict[str, object]:
-    """Return the labels of the base with these in place of those of the same name."""
-    return dict(sorted({**base, **labels}.items()))
-
-
 _LAYER_TYPES = {
     oci_content.OCI_MANIFEST: "application/vnd.oci.image.layer.v1.tar+gzip",
     oci_content.DOCKER_MANIFEST: "application/vnd.docker.image.rootfs.diff.tar.gzip",
@@ -121,7 +116,7 @@ def append_layer(
         layers, diff_ids = layers[:-1], diff_ids[:-1]
         if steps and isinstance(steps[-1], dict) and steps[-1].get("created_by") == _CREATED_BY:
             steps.pop()
-    runtime["Labels"] = merge_labels(base_labels, {**labels, CONFIG_LAYER: layer.diff_id})
+    runtime["Labels"] = dict(sorted({**base_labels, **labels, CONFIG_LAYER: layer.diff_id}.items()))
     # A time of today would give equal inputs another digest.
     created = described.get("created")
     step: Json = {"created_by": _CREATED_BY}

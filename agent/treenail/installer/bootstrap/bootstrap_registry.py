@@ -82,11 +82,6 @@ def open_logins(files: install_files.InstallFiles, path: Path) -> RegistryLogins
     return RegistryLogins(Login(PUSHER, push), Login(PULLER, pull), upload_key)
 
 
-def format_htpasswd(login: Login) -> str:
-    """Return a htpasswd file with one login; raise `HostError` without bcrypt."""
-    return f"{login.user}:{_compute_bcrypt(login.password)}\n"
-
-
 def _compute_bcrypt(password: str) -> str:
     """Hash a password with the crypt(3) of this host; docker-registry reads bcrypt only."""
     # The lowest cost: docker-registry computes the hash for each request, and a random password
@@ -285,7 +280,7 @@ class BootstrapRegistry:
         ).ca_pem
         self._logins = open_logins(self._files, self._secrets / "logins.json")
         for name, login in (("pull", self._logins.pull), ("push", self._logins.push)):
-            text = format_htpasswd(login)
+            text = f"{login.user}:{_compute_bcrypt(login.password)}\n"
             self._files.write(self._secrets / f"{name}.htpasswd", text.encode())
         for path in (self.storage, *(log_file.parent for log_file in self._logs.values())):
             self._files.make_directory(path)

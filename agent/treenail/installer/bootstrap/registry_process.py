@@ -216,7 +216,7 @@ class RegistryProcess:
                 )
         end = clock.monotonic() + _ABANDONED_LIMIT_S
         # Not from a record: a kill may come between the start of the process and the write.
-        for pid in _list_pids():
+        for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
             while is_own_command(_read_command(pid), self._config_file):
                 if clock.monotonic() > end:
                     raise errors.HostError(
@@ -245,10 +245,6 @@ class RegistryProcess:
 
 def _make_environment() -> dict[str, str]:
     return {"PATH": _PATH, "HOME": os.environ.get("HOME", "/root")}
-
-
-def _list_pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _read_command(pid: int) -> list[str]:

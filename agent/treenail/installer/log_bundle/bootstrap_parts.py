@@ -55,7 +55,9 @@ def add_bootstrap_parts(
         _add_objects(bundle, folder, folder.name)
     _add_objects(bundle, directory.cluster_objects, directory.cluster_objects.name)
     for folder in (directory.registry, directory.images):
-        _add_images(bundle, folder)
+        # Manifests and configs of the images in a registry's storage and in OCI directories.
+        for name, path in read_image_documents(folder):
+            _add_document(bundle, path, f"{PREFIX}/{folder.name}/{name}")
     _add_objects(bundle, directory.machine_configs, directory.machine_configs.name)
 
 
@@ -124,12 +126,6 @@ def _format_document(path: Path) -> bytes:
         )
     except errors.ConfigError:
         return redact.format_redacted_text(content.decode("utf-8", "replace"))
-
-
-def _add_images(bundle: log_bundle.LogBundle, folder: Path) -> None:
-    """Add manifests and configs of the images in a registry's storage and in OCI directories."""
-    for name, path in read_image_documents(folder):
-        _add_document(bundle, path, f"{PREFIX}/{folder.name}/{name}")
 
 
 def _describe_host(

@@ -69,7 +69,7 @@ class _ReloadedValue(Generic[T]):
     def get_value(self) -> T:
         with self._lock:
             try:
-                stamp = self._stat_files()
+                stamp = tuple(self._stat_file(name, path) for name, path in self._files)
                 if self._last_good is None or stamp != self._last_stamps:
                     self._last_good = (self._make(self._config),)
                     self._last_stamps = stamp
@@ -80,9 +80,6 @@ class _ReloadedValue(Generic[T]):
                     log.warning("using the last good credentials: %s", error)
                 self._last_stamps = None
             return self._last_good[0]
-
-    def _stat_files(self) -> _FileStamps:
-        return tuple(self._stat_file(name, path) for name, path in self._files)
 
     def _stat_file(self, name: str, path: Path) -> tuple[int, int, int]:
         try:

@@ -155,7 +155,7 @@ class ClusterSource:
 
     def is_image_running(self, image: str) -> bool:
         """Return whether a Node reports the image as its current one."""
-        return self._images[_find_digest(image)] > 0
+        return self._images[image.rpartition("@")[2]] > 0
 
     def _count_images(
         self, _: str, before: frozenset[str] | None, after: frozenset[str] | None
@@ -171,15 +171,10 @@ def read_current_images(document: decode.Json) -> frozenset[str]:
     metadata = decode.Fields.from_json(document, "Node").get_object("metadata")
     annotations = metadata.get_text_map("annotations")
     return frozenset(
-        _find_digest(image)
+        image.rpartition("@")[2]
         for name in key.IMAGE_SPELLINGS.values()
         if (image := annotations.get(name))
     )
-
-
-def _find_digest(image: str) -> str:
-    """Return the digest of a pull spec; the pull spec itself if it has none."""
-    return image.rpartition("@")[2]
 
 
 _CHECK_S = 30.0

@@ -132,7 +132,9 @@ class JoinedMachine:
     @property
     def served(self) -> logged_requests.LoggedRequest | None:
         """The last request that received the config."""
-        return next((request for request in reversed(self.requests) if _is_served(request)), None)
+        served = logged_requests.RequestOutcome.SERVED
+        requests = (row for row in reversed(self.requests) if row.row.outcome is served)
+        return next(requests, None)
 
     @property
     def expected_since(self) -> float | None:
@@ -409,10 +411,6 @@ def _mark_appeared(machine: JoinedMachine, node: ArrivedNode, reason: str) -> Jo
 
 def _mark_unknown(machine: JoinedMachine, reason: str) -> JoinedMachine:
     return replace(machine, arrival=NodeArrival.UNKNOWN, reason=reason)
-
-
-def _is_served(request: logged_requests.LoggedRequest) -> bool:
-    return request.row.outcome is logged_requests.RequestOutcome.SERVED
 
 
 def _needs_node(request: logged_requests.LoggedRequest) -> bool:

@@ -41,9 +41,11 @@ class TokenUseSettler:
         """Settle what can be settled; raise `TreenailError`. Lists Nodes at most every 30 s."""
         observed = self._store.observed
         table = observed.table if observed else None
-        waiting = (
-            [record for record in table.tokens.values() if _is_waiting(record)] if table else []
-        )
+        waiting = [
+            record
+            for record in (table.tokens.values() if table else ())
+            if any(use.state is tokens.UseState.SENT for use in record.used)
+        ]
         if not waiting or self._clock.monotonic() < self._listed_at + LIST_S:
             return
         self._listed_at = self._clock.monotonic()
@@ -62,7 +64,8 @@ class TokenUseSettler:
         if settled:
             self._store.change(partial(_store_states, settled))
         for _, after in settled:
-            log.info("settled token %s: %s", after.name, _describe_uses(after))
+            uses = ", ".join(f"{use.address} {use.state}" for use in after.used)
+            log.info("settled token %s: %s", after.name, uses)
 
 
 def settle_record(
@@ -108,10 +111,6 @@ def list_finished_identities(
     ]
 
 
-def _is_waiting(record: tokens.TokenRecord) -> bool:
-    return any(use.state is tokens.UseState.SENT for use in record.used)
-
-
 def _list_node_names(
     record: tokens.TokenRecord, use: tokens.TokenUse, requests: Sequence[request.KubeletRequest]
 ) -> frozenset[str]:
@@ -139,7 +138,3 @@ def _store_states(
         if table.tokens.get(before.name) == before:
             table = table.put(after)
     return table, None
-
-
-def _describe_uses(record: tokens.TokenRecord) -> str:
-    return ", ".join(f"{use.address} {use.state}" for use in record.used)
