@@ -437,14 +437,19 @@ def find_pushed_images(build: machineosbuild.MachineOSBuild) -> tuple[PushedImag
     # A user pushed a pre-built image, and only a user deletes it.
     is_own = build.condition is None or build.condition.reason != build_result.PRE_BUILT_SEEDED
     tagged = (*systems, (build.pull_spec, build.name)) if is_own else tuple(systems)
-    try:
-        target = pullspec.parse_push_spec(build.push_spec, where="push spec")
-    except errors.ConfigError:
-        return ()
-    repository = f"{target.registry}/{target.repository}"
     images = (_parse_image(image, tag) for image, tag in tagged if image)
     # A build may use a system part of another repository, which is not its own.
-    return tuple(image for image in images if image and image.image.startswith(f"{repository}@"))
+    return _filter_repository(filter(None, images), build.push_spec)
+
+
+def _filter_repository(images: Iterable[PushedImage], push_spec: str) -> tuple[PushedImage, ...]:
+    """Return the images in the repository of a push spec; none for an invalid one."""
+    try:
+        target = pullspec.parse_push_spec(push_spec, where="push spec")
+    except errors.ConfigError:
+        return ()
+    prefix = f"{target.registry}/{target.repository}@"
+    return tuple(image for image in images if image.image.startswith(prefix))
 
 
 def add_pushed_images(
@@ -473,16 +478,8 @@ def find_prune_candidates(
     """Return the images of its push repository that no build of the config names any longer."""
     own = _filter_builds(config, builds)
     named = {image.image for build in own for image in find_pushed_images(build)}
-    try:
-        target = pullspec.parse_push_spec(config.push_spec, where="push spec")
-    except errors.ConfigError:
-        return ()
-    repository = f"{target.registry}/{target.repository}"
-    return tuple(
-        image
-        for image in read_pushed_images(config)
-        if image.image not in named and image.image.startswith(f"{repository}@")
-    )
+    unnamed = (image for image in read_pushed_images(config) if image.image not in named)
+    return _filter_repository(unnamed, config.push_spec)
 
 
 def _filter_builds(

@@ -100,8 +100,7 @@ def _find_own_blockers(
     if observed.error is not None:
         yield RolloutBlocker("invalid", str(observed.error))
         return
-    updated = conditions.get("Updated")
-    if pool.paused and not (updated is not None and updated.status == "True"):
+    if pool.paused and not _is_true(conditions, "Updated"):
         yield RolloutBlocker("paused", f"spec.paused of pool {pool.name} is true")
     if record is not None and record.halted_by is not None:
         failure = record.halted_by
