@@ -642,22 +642,15 @@ def get_reader(kind: object) -> json_values.Reader:
     return _API.get_reader(kind)
 
 
-def read_value(
-    kind: object,
-    value: object,
-    where: str,
-    *,
-    error: type[ConfigError] = ConfigError,
-    is_strict: bool = False,
-) -> object:
-    """Read a value by the rules of an API; raise ``error`` with the location below ``where``.
+def read_value(kind: object, value: object, where: str, *, is_strict: bool = False) -> object:
+    """Read a value by the rules of an API; raise `ConfigError` with the location below ``where``.
 
     With ``is_strict`` no class below has unknown keys.
     """
     try:
         return (_STRICT if is_strict else _API).get_reader(kind)(value)
     except json_values.Mismatch as problem:
-        raise error(problem.format_message(where), remedy=problem.remedy) from problem
+        raise ConfigError(problem.format_message(where), remedy=problem.remedy) from problem
 
 
 def encode(value: object, *, version: int | None = None) -> Json:

@@ -53,16 +53,9 @@ class ImageMover:
     Every call can be repeated.
     """
 
-    def __init__(
-        self,
-        reader: cluster_reader.ClusterReader,
-        clock: Clock,
-        *,
-        limits: transport.RegistryLimits | None = None,
-    ) -> None:
+    def __init__(self, reader: cluster_reader.ClusterReader, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
-        self._limits = limits
 
     def move_image(self, move: ImageMove, should_stop: Callable[[], bool]) -> str:
         """Make the final registry have the image, and verify that nodes can pull it.
@@ -84,7 +77,6 @@ class ImageMover:
                 self._clock,
                 login=authorization.Login(handover.username, handover.password),
                 tls=transport.TlsSettings(handover.ca_pem),
-                limits=self._limits,
             ),
             spec.repository,
         )
@@ -198,7 +190,7 @@ class ImageMover:
         spec = move.image.push_spec
         tls = transport.TlsSettings(ca_pem=self._reader.read_ca(spec.registry))
         proxies = self._reader.read_proxy_settings()
-        settings = registries.RegistrySettings(login, tls, proxies, self._limits)
+        settings = registries.RegistrySettings(login, tls, proxies)
         return settings.make_client(spec.registry, spec.repository, self._clock)
 
 

@@ -29,7 +29,6 @@ from treenail.installer.bootstrap import server_certificates
 from treenail.installer.bootstrap.registry_process import (
     DEFAULT_IMAGE,
     DEFAULT_LIMIT,
-    FindProgram,
     RegistryProcess,
     RegistryProcessConfig,
     RegistryProgram,
@@ -147,7 +146,6 @@ class BootstrapRegistry:
         settings: BootstrapRegistrySettings,
         clock: clocks.Clock,
         *,
-        find_program: FindProgram = shutil.which,
         files: install_files.InstallFiles | None = None,
     ) -> None:
         self._files = files or install_files.InstallFiles()
@@ -166,7 +164,6 @@ class BootstrapRegistry:
             )
         self._settings = settings
         self._clock = clock
-        self._find_program = find_program
         self._stopping = threading.Event()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -227,7 +224,7 @@ class BootstrapRegistry:
 
     def __enter__(self) -> Self:
         _check_host(self._settings.host)
-        program = find_registry_program(self._find_program, self._settings.image)
+        program = find_registry_program(shutil.which, self._settings.image)
         self._prepare_files(program)
         for process in self._processes:
             process.end_abandoned(self._clock)

@@ -183,16 +183,9 @@ _CHECK_S = 30.0
 class WorkerWait:
     """Reads the settings of the installation every 30 s at most. Thread-safe."""
 
-    def __init__(
-        self,
-        client: api_client.Client,
-        clock: clocks.Clock,
-        *,
-        namespace: str = component_names.NAMESPACE,
-    ) -> None:
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
-        self._namespace = namespace
         self._lock = threading.Lock()
         self._next_check = float("-inf")
         self._waits = False
@@ -211,7 +204,7 @@ class WorkerWait:
     def _read_mode(self) -> image_mode.WorkerMode | None:
         try:
             document = self._client.get(
-                resources.CONFIGMAPS, image_mode.CONFIGMAP, namespace=self._namespace
+                resources.CONFIGMAPS, image_mode.CONFIGMAP, namespace=component_names.NAMESPACE
             )
         except (errors.NotFoundError, errors.ForbiddenError):
             # A cluster without such an installation, or a role of an older version.

@@ -56,18 +56,11 @@ class TokenStore:
     the API server refuses a write that is based on another version.
     """
 
-    def __init__(
-        self,
-        client: api_client.Client,
-        namespace: str,
-        clock: clocks.Clock,
-        name: str = TOKEN_SECRET,
-    ) -> None:
+    def __init__(self, client: api_client.Client, namespace: str, clock: clocks.Clock) -> None:
         self._client = client
         self._clock = clock
         self._contact_at = clock.monotonic()
         self._namespace = namespace
-        self._name = name
         self._lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self._pending: list[_QueuedChange[object]] = []
@@ -82,9 +75,9 @@ class TokenStore:
         """Watch the Secret and the Nodes. Call it before the informers start."""
         self._nodes = informers.add_view(watch.WatchScope(resources.NODES), lambda _: True)
         scope = watch.WatchScope(
-            resources.SECRETS, self._namespace, field_selector=f"metadata.name={self._name}"
+            resources.SECRETS, self._namespace, field_selector=f"metadata.name={TOKEN_SECRET}"
         )
-        key = f"{self._namespace}/{self._name}"
+        key = f"{self._namespace}/{TOKEN_SECRET}"
 
         def observe_watched(secret: decode.Json) -> ObservedTokens:
             observed = self.observe_secret(secret)
@@ -122,7 +115,7 @@ class TokenStore:
     @property
     def where(self) -> str:
         """The Secret, for messages."""
-        return f"Secret {self._namespace}/{self._name}"
+        return f"Secret {self._namespace}/{TOKEN_SECRET}"
 
     @property
     def observed(self) -> ObservedTokens | None:
@@ -236,14 +229,14 @@ class TokenStore:
 
     def _write_table(self, table: tokens.TokenTable, resource_version: str) -> decode.Json:
         data: decode.Json = {"data": tokens.format_token_table(table)}
-        metadata: decode.Json = {"name": self._name, "namespace": self._namespace}
+        metadata: decode.Json = {"name": TOKEN_SECRET, "namespace": self._namespace}
         if not resource_version:
             metadata["labels"] = PART_OF_LABELS
             body: decode.Json = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
             return self._client.create(resources.SECRETS, body, namespace=self._namespace)
         # The API server refuses the patch with 409 when the version differs.
         body = {"metadata": {"resourceVersion": resource_version}, **data}
-        return self._client.patch(resources.SECRETS, self._name, body, namespace=self._namespace)
+        return self._client.patch(resources.SECRETS, TOKEN_SECRET, body, namespace=self._namespace)
 
     def _can_fetch(self) -> bool:
         try:
@@ -254,7 +247,7 @@ class TokenStore:
         return True
 
     def _fetch_secret(self) -> ObservedTokens:
-        secret = self._client.find(resources.SECRETS, self._name, namespace=self._namespace)
+        secret = self._client.find(resources.SECRETS, TOKEN_SECRET, namespace=self._namespace)
         return self.observe_secret(secret) if secret else ObservedTokens(tokens.TokenTable())
 
     def _parse_secret(self, secret: decode.Json | None) -> ObservedTokens:
