@@ -114,7 +114,8 @@ def test_instruction_reaches_no_file_of_the_host(base: Base, tmp_path: Path) -> 
         f"for f in {outside}/builds/*/*/*; do echo result ${{f##*/}}; done; "
         f"for f in given/context/motd given/Containerfile-0 given/mount-0/key; do "
         f"if echo x >> $(echo {outside}/builds/*/work)/$f; then echo result $f; fi; done; "
-        "for f in /out/etc/hosts /out/usr/bin/sh /out/sys/kernel/mm/ksm/run; do "
+        "for f in /out/etc/hosts /out/etc/ld.so.preload /out/usr/bin/sh "
+        "/out/sys/kernel/mm/ksm/run; do "
         "if echo > $f; then echo result $f; fi; done; "
         'read a b c < /proc/self/uid_map; echo "result $a $b $c"; echo result $(ulimit -u)'
     )

@@ -36,6 +36,7 @@ _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 _MS_RELATIME, _ST_RELATIME = 1 << 21, 4096
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PROCESS_LIMIT = 4096
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/sys")
 # Of /etc what libc, the clients of TLS, and buildah for the files of a RUN read: no key, no login.
@@ -104,6 +105,9 @@ def _own_namespaces(
         return EXIT_NO_NAMESPACE
     os.close(ready[1])
     os.close(request[0])
+    # Where /proc of the container shows this process, its working directory would lead to the root
+    # outside: ptrace(2) allows it to root of the same user namespace.
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     # unshare(2) moves only children into the new PID namespace. The first one is its init.
     init = os.fork()
     if init == 0:
@@ -154,8 +158,8 @@ def _enter_root(libc: ctypes.CDLL, sources: list[tuple[bool, int, str]]) -> None
         _bind(libc, source, root + path, is_writable=path.startswith(("/dev", "/sys")))
     for path in ("/dev/pts", "/dev/shm", "/proc", "/run", "/tmp", "/var/tmp"):
         os.makedirs(root + path, 0o755, exist_ok=True)
-    for path in ("/dev/shm", "/tmp", "/var/tmp"):
-        os.chmod(root + path, 0o1777)
+    for path in ("/dev/shm", "/run", "/tmp", "/var/tmp"):
+        _mount(libc, "none", root + path, _MS_NOSUID | _MS_NODEV, "tmpfs", "mode=1777,size=64m")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
     os.symlink("pts/ptmx", f"{root}/dev/ptmx")
@@ -169,6 +173,9 @@ def _enter_root(libc: ctypes.CDLL, sources: list[tuple[bool, int, str]]) -> None
         # container's own /proc shows these processes too, with other numbers. Environment, memory
         # and files of those outside stay closed: ptrace(2) needs their user namespace.
         _bind(libc, os.open("/proc", os.O_PATH), f"{root}/proc", is_writable=True)
+    # An instruction that left its directory could otherwise write /etc/ld.so.preload, which the
+    # next process of buildah loads with all capabilities.
+    _mount(libc, "none", root, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
     os.chdir(root)
     # Stacks the old root on the new one, at the same place (pivot_root(2)).
     if libc.pivot_root(b".", b".") or libc.umount2(b".", _MNT_DETACH):

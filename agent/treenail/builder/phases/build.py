@@ -309,12 +309,14 @@ class ContainerfileBuilder:
         """
         deadline = self.clock.monotonic() + self.timeout_s
         result = BuildahResult(program.BuildOutput({}, self.show_line))
-        for number, part in enumerate(parts):
-            path = directory / f"Containerfile-{number}"
+        texts = [(directory / f"Containerfile-{number}", part) for number, part in enumerate(parts)]
+        # All of them before the first instruction, which might put a link in the place of one.
+        for path, part in texts:
             try:
                 path.write_text(part.text)
             except OSError as error:
                 raise errors.FileError(f"cannot write {path}: {error.strerror}") from error
+        for path, part in texts:
             result = self._build_part(part, path, deadline)
             if result.failure is not None:
                 break
