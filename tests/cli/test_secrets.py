@@ -78,7 +78,6 @@ REFUSED = {
     "gzip that is cut": file(f"data:;base64,{GZIP[:-8]}", compression="gzip"),
     "a name of a compression": file(data(CANARY), compression="xz"),
     "another digest": file(data(CANARY), verification={"hash": "sha256-" + "0" * 64}),
-    "appended": {"storage": {"files": [{"path": "/etc/a", "append": [{"source": data(CANARY)}]}]}},
     "a header": file(
         "https://host/", httpHeaders=[{"name": "Authorization", "value": f"Bearer {CANARY}"}]
     ),

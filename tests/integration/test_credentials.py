@@ -84,7 +84,7 @@ def test_missing_credential_degrades_node(site: Site) -> None:
 
 def test_missing_image_is_reported_and_another_target_recovers(site: Site) -> None:
     site.ask(site.goal(published=False))
-    site.wait_degraded("manifest unknown", "push this one again")
+    site.wait_degraded("manifest unknown", "push it again")
     assert untouched(site)
     site.reach(site.goal())
 

@@ -99,6 +99,10 @@ class _LoopbackSocket(socket.socket):
     def setsockopt(self, *_: Any) -> None:
         """Accept every option."""
 
+    def getpeername(self) -> tuple[str, int]:
+        """Return an address that no registry of the tests has."""
+        return "192.0.2.1", 443
+
 
 def _run_operations(answers: list[bytes]) -> Iterator[str]:
     for operation in _OPERATIONS:
@@ -190,7 +194,7 @@ class _Answers:
         self._content = content
         self._left = _MAX_CONNECTIONS
         self._wire = _HttpProtocol(
-            ApiServerConfig(server="https://a.example.com:6443"), FakeClock(), 1.0, 1_000_000
+            ApiServerConfig(server="https://a.example.com:6443"), FakeClock(), 1.0
         )
 
     def send(self, request: ApiRequest) -> ApiResponse:
