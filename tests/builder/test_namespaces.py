@@ -148,6 +148,38 @@ def test_sandboxed_program_has_no_group_of_its_user(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mask /proc")
+@pytest.mark.process
+def test_working_directory_of_no_process_leads_out_where_proc_is_masked(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys; from pathlib import Path; from tests.builder.sandboxing import make_program\n"
+        "script = 'for p in /proc/[0-9]*; do echo $(readlink $p/cwd); done; echo end'\n"
+        "make_program(Path(sys.argv[1])).run_program(\n"
+        "    ['sh', '-c', script], timeout_s=30, add_line=print)"
+    )
+    # As a container runtime does; the kernel then refuses another mount of proc.
+    mask = (
+        "mount --make-rprivate / && mount -t proc proc /proc && "
+        'mount --bind -o ro /proc/sys /proc/sys && exec "$@"'
+    )
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "--pid", "--fork", "sh", "-c", mask, "sh"),
+            *(sys.executable, "-c", code, str(tmp_path)),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    *found, end = done.stdout.splitlines()
+    assert end == "end"
+    assert {path for path in found if path} <= {"/"}
+
+
+@needs_namespaces
 @pytest.mark.process
 def test_sandboxed_program_that_is_missing_raises(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="nosuchprogram"):
