@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,10 @@ from tests.builder.base_image import needs_busybox
 from tests.builder.builds import make_builder, make_spec, push_base, run_phases
 from tests.builder.sandboxing import needs_buildah
 from treenail.api.machineconfig import MachineConfig
+from treenail.builder.disk_space import DiskSpaceSampler
 from treenail.builder.local import BuildFiles
+from treenail.builder.phases.build import ContainerfileBuilder, ContainerfilePart
+from treenail.clocks import SystemClock
 from treenail.image.build_inputs import CONFIG_FILE, TRUST_FILE, BuildInputs, compose_containerfile
 from treenail.image.build_result import BuildReason, BuildResult
 from treenail.image.config_layer import make_config_layer
@@ -139,3 +143,27 @@ def test_invalid_ignore_file_fails_as_text_of_the_user(base: Base, tmp_path: Pat
     text = "FROM configs AS final\nCOPY . /etc/copied/\n"
     result, lines = build(base, tmp_path, text, **{".containerignore": b"[\n"})
     assert result.exit_code == 64, lines
+
+
+class RecordingBuildah:
+    """Records the Containerfiles that exist when each part is built."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.seen: list[set[str]] = []
+
+    def build_image(self, *_: object, **__: object) -> int:
+        self.seen.append({path.name for path in self._directory.iterdir()})
+        return 0
+
+
+def test_containerfiles_of_all_parts_exist_before_the_first_instruction(tmp_path: Path) -> None:
+    buildah: Any = RecordingBuildah(tmp_path)
+    parts = [ContainerfilePart(f"FROM a{number}\n", tmp_path, "x") for number in range(3)]
+    builder = ContainerfileBuilder(
+        buildah, SystemClock(), DiskSpaceSampler(tmp_path), (), {}, "amd64",
+        keeps_layers=False, timeout_s=60.0, show_line=lambda _: None,
+    )  # fmt: skip
+    builder.build_parts(iter(parts), tmp_path)
+    names = {f"Containerfile-{number}" for number in range(3)}
+    assert buildah.seen == [names] * 3
