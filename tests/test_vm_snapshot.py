@@ -82,6 +82,7 @@ def test_failed_build_leaves_no_snapshot(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["booted-qemu-1"]
 
 
+@pytest.mark.process
 def test_killed_build_leaves_no_snapshot(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED_BUILD, str(tmp_path), NAME]
     killed = subprocess.run(words, env={"PYTHONPATH": ":".join(sys.path)}, check=False)

@@ -33,6 +33,7 @@ def test_environment_file_has_proxies(text: str, expected: dict[str, str]) -> No
     assert parse_proxies(text) == expected
 
 
+@pytest.mark.process
 def test_program_gets_the_proxy_of_the_moment(tmp_path: Path) -> None:
     environ = {"PATH": "/usr/bin:/bin"}
     with Machine(Root(tmp_path), clock=SystemClock(), environ=environ) as machine:
