@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,56 +128,48 @@ def test_sandboxed_program_that_forks_without_end_is_stopped(tmp_path: Path) -> 
     wait_until(lambda: not find_processes("7654327"))
 
 
+def run_elsewhere(
+    work: Path, command: list[str], *, before: Sequence[str] = (), **options: Any
+) -> list[str]:
+    """Sandbox the command from another process; return its lines."""
+    code = (
+        "import sys; from pathlib import Path; from tests.builder.sandboxing import make_program\n"
+        "make_program(Path(sys.argv[1])).run_program(sys.argv[2:], timeout_s=30, add_line=print)"
+    )
+    done = subprocess.run(
+        [*before, sys.executable, "-c", code, str(work), *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        **options,
+    )
+    return str(done.stdout).splitlines()
+
+
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to have another group")
 @pytest.mark.process
 def test_sandboxed_program_has_no_group_of_its_user(tmp_path: Path) -> None:
-    import subprocess
-
-    code = (
-        "import sys; from pathlib import Path; from tests.builder.sandboxing import make_program\n"
-        "make_program(Path(sys.argv[1])).run_program(\n"
-        "    ['cat', '/proc/self/status'], timeout_s=30, add_line=print)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        extra_groups=[4, 47110],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert [line.split()[1:] for line in done.stdout.splitlines() if "Groups:" in line] == [[]]
+    lines = run_elsewhere(tmp_path, ["cat", "/proc/self/status"], extra_groups=[4, 47110])
+    assert [line.split()[1:] for line in lines if "Groups:" in line] == [[]]
 
 
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mask /proc")
 @pytest.mark.process
 def test_working_directory_of_no_process_leads_out_where_proc_is_masked(tmp_path: Path) -> None:
-    import subprocess
-
-    code = (
-        "import sys; from pathlib import Path; from tests.builder.sandboxing import make_program\n"
-        "script = 'for p in /proc/[0-9]*; do echo $(readlink $p/cwd); done; echo end'\n"
-        "make_program(Path(sys.argv[1])).run_program(\n"
-        "    ['sh', '-c', script], timeout_s=30, add_line=print)"
-    )
     # As a container runtime does; the kernel then refuses another mount of proc.
     mask = (
         "mount --make-rprivate / && mount -t proc proc /proc && "
         'mount --bind -o ro /proc/sys /proc/sys && exec "$@"'
     )
-    done = subprocess.run(
-        [
-            *("unshare", "--mount", "--pid", "--fork", "sh", "-c", mask, "sh"),
-            *(sys.executable, "-c", code, str(tmp_path)),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    script = "for p in /proc/[0-9]*; do echo $(readlink $p/cwd); done; echo end"
+    *found, end = run_elsewhere(
+        tmp_path,
+        ["sh", "-c", script],
+        before=("unshare", "--mount", "--pid", "--fork", "sh", "-c", mask, "sh"),
     )
-    *found, end = done.stdout.splitlines()
     assert end == "end"
     assert {path for path in found if path} <= {"/"}
 
@@ -208,7 +203,6 @@ def test_sandboxed_program_that_ends_takes_its_children_along(tmp_path: Path) ->
 @needs_namespaces
 @pytest.mark.process
 def test_sandboxed_program_of_a_killed_builder_ends(tmp_path: Path) -> None:
-    import subprocess
 
     with subprocess.Popen(
         [sys.executable, "-c", KEEPER, str(tmp_path)],
