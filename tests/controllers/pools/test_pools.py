@@ -10,6 +10,7 @@ from treenail.controllers.pools.pool_membership import (
     Membership,
     describe_stray,
     find_membership,
+    try_find_membership,
 )
 from treenail.errors import ConfigError
 
@@ -101,6 +102,6 @@ def test_membership_ignores_order_of_pools() -> None:
 def test_node_with_agent_and_unexpected_pool_is_named(
     labels: dict[str, str], config: str, expected: str
 ) -> None:
-    text = describe_stray("n", labels, config, POOLS)
+    text = describe_stray("n", config, try_find_membership("n", labels, POOLS))
     assert expected in text
     assert bool(text) == bool(expected)

@@ -151,16 +151,29 @@ class PoolIndex:
 
     def describe_strays(self, nodes: Iterable[node_facts.NodeFacts]) -> tuple[str, ...]:
         """Describe the nodes with an agent whose pool is none or not the expected one."""
-        found = (
-            pool_membership.describe_stray(
-                node.name,
-                node.labels,
-                node.current_config,
-                self._pools.find_candidates(node.labels),
-            )
-            for node in nodes
-        )
+        with self._lock:
+            if self._is_outdated:
+                self._assign_all()
+            found = [
+                pool_membership.describe_stray(
+                    node.name, node.current_config, self._find_membership(node)
+                )
+                for node in nodes
+            ]
         return tuple(filter(None, found))
+
+    def _find_membership(
+        self, node: node_facts.NodeFacts
+    ) -> pool_membership.Membership | ConfigError | None:
+        # The watch may already show other labels, while its handler waits for the lock.
+        if self._labels.get(node.name) != node.labels:
+            self.set_node(node.name, node.labels)
+        return self._memberships.get(node.name)
+
+    def has_one_node(self) -> bool:
+        """Return whether the cluster has one node only."""
+        with self._lock:
+            return len(self._labels) == 1
 
     def get_pool_names(self) -> frozenset[str]:
         """Return the names of all pools."""

@@ -57,10 +57,7 @@ def find_membership(
 
 
 def describe_stray(
-    node: str,
-    labels: Mapping[str, str],
-    current_config: str,
-    pools: Iterable[machineconfigpool.MachineConfigPool],
+    node: str, current_config: str, membership: Membership | ConfigError | None
 ) -> str:
     """Describe a node that has an agent, and whose pool is none or not the expected one.
 
@@ -68,7 +65,6 @@ def describe_stray(
     """
     if not current_config:
         return ""
-    membership = try_find_membership(node, labels, pools)
     if membership is None:
         return (
             f"node {node} has an agent and the config {current_config}, and belongs to no pool, so "

@@ -91,7 +91,7 @@ class RolloutController:
                 self._list_policies,
                 self._find_build,
                 self._index.list_etcd_members,
-                lambda: self._nodes is not None and len(self._nodes.get_all()) == 1,
+                self._index.has_one_node,
                 self._budgets.find_blocked_nodes,
             ),
             clock,

@@ -56,7 +56,9 @@ def read_strays(
     readable = [observed.pool for observed in pools.values()]
     found = (
         pool_membership.describe_stray(
-            node.name, node.labels, node.annotations.get(key.CURRENT_CONFIG, ""), readable
+            node.name,
+            node.annotations.get(key.CURRENT_CONFIG, ""),
+            pool_membership.try_find_membership(node.name, node.labels, readable),
         )
         for node in read_metadata(client, resources.NODES)
     )
