@@ -108,7 +108,10 @@ def print_rollout(arguments: argparse.Namespace) -> int:
             warn=_print_warning,
         )
         leader = leader_reader.read_leader()
-        print_strays(client)
+        try:
+            print_strays(snapshot.read_strays(client, snapshot.read_pools(client)))
+        except errors.ClusterError as error:
+            _print_warning(f"cannot check that each node has a pool: {error}")
     if leader.message and leader.state is not leader_status.LeaderState.NONE:
         # Not a part of the output: a script may compare that.
         notice = [f"warning: {leader.message}", f"  {leader.remedy}"]
@@ -233,13 +236,8 @@ def _print_result(result: rollout_result.RolloutResult) -> None:
     )
 
 
-def print_strays(client: api_client.Client) -> None:
+def print_strays(strays: Sequence[str]) -> None:
     """Print warnings about the first nodes with an agent that no pool, or another one, has."""
-    try:
-        strays = snapshot.read_strays(client, snapshot.read_pools(client))
-    except errors.ClusterError as error:
-        _print_warning(f"cannot check that each node has a pool: {error}")
-        return
     for text in strays[:_MAX_STRAYS]:
         _print_warning(text)
     if len(strays) > _MAX_STRAYS:

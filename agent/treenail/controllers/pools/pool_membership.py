@@ -239,6 +239,18 @@ def try_find_membership(
         return error
 
 
+def list_strays(
+    pools: Mapping[str, ObservedPool], nodes: Iterable[tuple[str, Mapping[str, str], str]]
+) -> tuple[str, ...]:
+    """Describe the strays among nodes, each with its name, labels and current config."""
+    readable = [observed.pool for observed in pools.values()]
+    found = (
+        describe_stray(name, config, try_find_membership(name, labels, readable))
+        for name, labels, config in nodes
+    )
+    return tuple(filter(None, found))
+
+
 def find_selecting_pools(
     labels: Mapping[str, str], pools: Iterable[machineconfigpool.MachineConfigPool]
 ) -> tuple[str, ...]:

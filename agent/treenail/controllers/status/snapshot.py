@@ -53,16 +53,13 @@ def read_strays(
     client: api_client.Client, pools: Mapping[str, pool_membership.ObservedPool]
 ) -> tuple[str, ...]:
     """Describe the nodes with an agent whose pool is none or not the expected one."""
-    readable = [observed.pool for observed in pools.values()]
-    found = (
-        pool_membership.describe_stray(
-            node.name,
-            node.annotations.get(key.CURRENT_CONFIG, ""),
-            pool_membership.try_find_membership(node.name, node.labels, readable),
-        )
-        for node in read_metadata(client, resources.NODES)
+    return pool_membership.list_strays(
+        pools,
+        (
+            (node.name, node.labels, node.annotations.get(key.CURRENT_CONFIG, ""))
+            for node in read_metadata(client, resources.NODES)
+        ),
     )
-    return tuple(filter(None, found))
 
 
 def read_nodes(client: api_client.Client) -> dict[str, node_facts.NodeFacts]:

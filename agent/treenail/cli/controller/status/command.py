@@ -84,8 +84,9 @@ def print_status(arguments: argparse.Namespace) -> int:
                     pools, clock, view, names=arguments.pool, interval_s=arguments.interval
                 )
         leader = leader_status.LeaderReader(client, clock, arguments.namespace or "").read_leader()
-        rows = choose_pools(read_pool_rows(client, clock.now(), leader), arguments.pool)
-        rollout.print_strays(client)
+        rows, strays = read_pool_rows(client, clock.now(), leader)
+    rows = choose_pools(rows, arguments.pool)
+    rollout.print_strays(strays)
     if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
         width = (
             None if chosen is output_format.OutputFormat.WIDE else terminal.find_width(sys.stdout)
@@ -107,16 +108,14 @@ def print_status(arguments: argparse.Namespace) -> int:
 
 def read_pool_rows(
     client: api_client.Client, now: float, leader: leader_status.LeaderReport | None = None
-) -> tuple[status_table.PoolRow, ...]:
-    """Read the rows of the table."""
+) -> tuple[tuple[status_table.PoolRow, ...], tuple[str, ...]]:
+    """Read the rows of the table, and descriptions of nodes without the expected pool."""
     policies = snapshot.try_read_policies(client)
-    return status_table.build_rows(
-        snapshot.read_pools(client),
-        snapshot.read_nodes(client),
-        policies,
-        now=now,
-        leader=leader,
-        builds=snapshot.read_pool_builds(client, now),
+    pools, nodes = snapshot.read_pools(client), snapshot.read_nodes(client)
+    builds = snapshot.read_pool_builds(client, now)
+    rows = status_table.build_rows(pools, nodes, policies, now=now, leader=leader, builds=builds)
+    return rows, pool_membership.list_strays(
+        pools, ((node.name, node.labels, node.current_config) for node in nodes.values())
     )
 
 
