@@ -29,6 +29,7 @@ from treenail.kube.resources import (
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     NAMESPACES,
+    NODES,
     PODDISRUPTIONBUDGETS,
     PODS,
 )
@@ -400,6 +401,12 @@ def test_plan_and_status_read_a_cluster(tmp_path: Path, capsys: pytest.CaptureFi
 
         assert command.main(["status", "--kubeconfig", kubeconfig]) == 0
         assert "n0" in capsys.readouterr().out
+        metadata = {"name": "lost", "annotations": {key.CURRENT_CONFIG: "old"}}
+        client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        for words in (["status"], ["rollout", "status"]):
+            command.main([*words, "--kubeconfig", kubeconfig])
+            notes = capsys.readouterr().err
+            assert "warning: node lost has an agent and the config old, and belongs to" in notes
         assert command.main(["status", "--json", "--kubeconfig", kubeconfig]) == 0
         rows = json.loads(capsys.readouterr().out)["pools"][0]["nodes"]
         assert [row["name"] for row in rows] == ["n0", "n1"]
