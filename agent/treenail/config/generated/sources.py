@@ -1,0 +1,127 @@
+"""Objects that become MachineConfigs: what the generators read, and what they return.
+
+The kinds are those of the Machine Config Operator beside MachineConfig: KubeletConfig,
+ContainerRuntimeConfig, mirror sets, the image config of the cluster and image policies.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from treenail.api import decode, machineconfig, object_meta
+from treenail.api.ignition.parser import parse_ignition
+from treenail.errors import ConfigError
+
+GROUP_VERSIONS = {
+    "KubeletConfig": machineconfig.API_VERSION,
+    "ContainerRuntimeConfig": machineconfig.API_VERSION,
+    "ImageDigestMirrorSet": "config.openshift.io/v1",
+    "ImageTagMirrorSet": "config.openshift.io/v1",
+    "ImageContentSourcePolicy": "operator.openshift.io/v1alpha1",
+    "ClusterImagePolicy": "config.openshift.io/v1",
+    "ImagePolicy": "config.openshift.io/v1",
+    "Image": "config.openshift.io/v1",
+}
+"""The apiVersion of each kind that becomes a part of a MachineConfig."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceObject:
+    """One object of a kind in `GROUP_VERSIONS`; its spec is the JSON of the user."""
+
+    kind: str
+    metadata: object_meta.ObjectMeta
+    spec: decode.Json = field(repr=False)
+    status: decode.Json = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_json(cls, document: object) -> "SourceObject":
+        """Read an API object or a file; raise `ConfigError`."""
+        fields = decode.Fields.from_json(document, "")
+        return cls(
+            fields.get_text("kind"),
+            object_meta.read_metadata(document),
+            fields.get_object("spec").values,
+            fields.get_object("status").values,
+        )
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Kind, namespace (empty for most kinds) and name."""
+        return self.kind, self.metadata.namespace, self.metadata.name
+
+    @property
+    def title(self) -> str:
+        """Kind and name for messages."""
+        _, namespace, name = self.key
+        return f"{self.kind} {namespace}/{name}" if namespace else f"{self.kind} {name}"
+
+    def get_spec(self) -> decode.Fields:
+        """Return the spec for reading; its errors begin with ``spec.``."""
+        return decode.Fields(self.spec, "spec")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFile:
+    """A file that a generator writes; mode 0644, owned by root, overwrites an existing one."""
+
+    path: str
+    contents: str = field(repr=False)
+
+
+class BaseFiles:
+    """Files that the base MachineConfigs of a pool write, before any generated config.
+
+    The MCO generates over its templates. treenail has none: it reads the same files from the
+    MachineConfigs that the templates became. Of several, the first in the order of names counts,
+    because the templates' names begin with 00 and 01.
+    """
+
+    def __init__(self, configs: Iterable[machineconfig.MachineConfig]) -> None:
+        self._configs = sorted(configs, key=lambda config: config.name)
+
+    def find_text(self, path: str) -> str | None:
+        """Return the text of the file; None when no config writes it. Raises `ConfigError`."""
+        for config in self._configs:
+            for file in parse_ignition(config.config).files if config.config else ():
+                if file.path == path:
+                    return _decode_text(file.contents.decode_bytes(), config.name, path)
+        return None
+
+
+@dataclass(slots=True)
+class ObjectResult:
+    """What became of one source object; the controller writes it as conditions."""
+
+    source: SourceObject
+    problems: list[ConfigError] = field(default_factory=list)
+    """Why the object has no effect, or only a part of it; with remedy. Empty: accepted."""
+    suffix: str | None = None
+    """Value of the annotation with the suffix of the generated names; None for other kinds."""
+    config_names: list[str] = field(default_factory=list)
+    """The generated MachineConfigs that hold a part of the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the generators know of the cluster beside the objects and the pools."""
+
+    release_image: str = ""
+    """Image of the release (ControllerConfig ``spec.releaseImage``); empty without releases."""
+    node_images: tuple[str, ...] = ()
+    """Pull specs of the OS images that the nodes boot."""
+    tls_profile: decode.Json | None = None
+    """``spec.tlsSecurityProfile`` of the APIServer ``cluster``."""
+    kubeadm_kubelet: str = ""
+    """The value ``kubelet`` of kubeadm's ConfigMap ``kubelet-config``; empty when none exists."""
+
+
+def _decode_text(contents: bytes, name: str, path: str) -> str:
+    try:
+        return contents.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"MachineConfig {name}: {path}: expected UTF-8 text") from error
+
+
+EMPTY_FACTS = ClusterFacts()
+Sources = Mapping[tuple[str, str, str], SourceObject]
+"""All source objects of the cluster or of the input files, by `SourceObject.key`."""
