@@ -207,7 +207,46 @@ def _is_drop_in(path: str) -> bool:
     return name != path and "/" not in name and name.endswith(".conf")
 
 
-_DIGEST_ONLY = "digest-only"
+@dataclass(slots=True)
+class MirrorTable(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry.mirror]]``; it unpacks as location and pull-from-mirror."""
+
+    location: codec.NonEmptyText
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
+    pull: Annotated[str, codec.Key("pull-from-mirror")] = ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.location, self.pull))
+
+
+@dataclass(slots=True)
+class RegistryTable(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry]]`` as it stands in registries.conf."""
+
+    prefix: str
+    location: str = ""
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
+    is_blocked: Annotated[bool, codec.Key("blocked")] = False
+    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only")] = False
+    mirrors: Annotated[tuple[MirrorTable, ...], codec.Key("mirror")] = ()
+
+    @property
+    def scope(self) -> str:
+        """What the name of an image begins with; ``*.DOMAIN`` for all hosts of a domain."""
+        return self.prefix or self.location
+
+
+@dataclass(slots=True)
+class RegistriesTable(codec.JsonObject, omits_defaults=True):
+    """A whole registries.conf of version 2, in the order of containers/image."""
+
+    registries: Annotated[tuple[RegistryTable, ...], codec.Key("registry")] = ()
+    search: Annotated[tuple[str, ...] | None, codec.Key("unqualified-search-registries")] = None
+    helpers: Annotated[tuple[str, ...] | None, codec.Key("credential-helpers")] = None
+    # Go writes these two also without a value.
+    mode: Annotated[str, codec.Key("short-name-mode", omit=False)] = ""
+    auth: Annotated[str, codec.Key("additional-layer-store-auth-helper", omit=False)] = ""
+    aliases: dict[str, str] | None = None
 
 
 def is_safe_change(old: bytes, new: bytes) -> bool:
@@ -219,88 +258,47 @@ def is_safe_change(old: bytes, new: bytes) -> bool:
         before, after = _parse_registries(old), _parse_registries(new)
     except (ConfigError, ValueError, RecursionError):
         return False
-    if after.search[: len(before.search)] != before.search:
+    searched = before.search or ()
+    if (after.search or ())[: len(searched)] != searched:
         return False
-    if not before.registries.keys() <= after.registries.keys():
-        return False
-    return all(
-        _has_same_source(before.registries[name], registry)
-        if name in before.registries
-        else _is_harmless(registry)
-        for name, registry in after.registries.items()
+    known = {registry.scope: registry for registry in before.registries}
+    registries = {registry.scope: registry for registry in after.registries}
+    return known.keys() <= registries.keys() and all(
+        _has_same_source(known[name], registry) if name in known else _is_harmless(registry)
+        for name, registry in registries.items()
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Mirror:
-    is_insecure: bool
-    pull: str
-    is_digest_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Registry:
-    prefix: str
-    location: str
-    is_blocked: bool
-    is_insecure: bool
-    mirrors: dict[str, _Mirror]
-
-
-@dataclass(frozen=True, slots=True)
-class _Registries:
-    search: tuple[str, ...]
-    registries: dict[str, _Registry]
-
-
-def _has_same_source(old: _Registry, new: _Registry) -> bool:
+def _has_same_source(old: RegistryTable, new: RegistryTable) -> bool:
     if (old.prefix, old.location, old.is_blocked, old.is_insecure) != (
         new.prefix, new.location, new.is_blocked, new.is_insecure,
     ):  # fmt: skip
         return False
-    for location, mirror in old.mirrors.items():
-        after = new.mirrors.get(location)
+    known = {mirror.location: mirror for mirror in old.mirrors}
+    mirrors = {mirror.location: mirror for mirror in new.mirrors}
+    for location, mirror in known.items():
+        after = mirrors.get(location)
         if after is None or after.is_insecure != mirror.is_insecure:
             return False
-        if after.pull not in {mirror.pull, _DIGEST_ONLY}:
+        if after.pull not in {mirror.pull, DIGEST_ONLY}:
             return False
-        if mirror.is_digest_only and not after.is_digest_only:
+        if _is_for_digests(old, mirror) and not _is_for_digests(new, after):
             return False
-    added = (mirror for location, mirror in new.mirrors.items() if location not in old.mirrors)
-    return all(mirror.is_digest_only for mirror in added)
+    added = (mirror for location, mirror in mirrors.items() if location not in known)
+    return all(_is_for_digests(new, mirror) for mirror in added)
 
 
-def _is_harmless(registry: _Registry) -> bool:
+def _is_for_digests(registry: RegistryTable, mirror: MirrorTable) -> bool:
+    return registry.is_digest_only or mirror.pull == DIGEST_ONLY
+
+
+def _is_harmless(registry: RegistryTable) -> bool:
     """Return whether a new entry only adds mirrors for digests."""
     elsewhere = registry.prefix and registry.prefix != registry.location
     return not (registry.is_blocked or elsewhere) and all(
-        mirror.is_digest_only for mirror in registry.mirrors.values()
+        _is_for_digests(registry, mirror) for mirror in registry.mirrors
     )
 
 
-def _parse_registries(contents: bytes) -> _Registries:
-    fields = decode.Fields.from_json(tomllib.loads(contents.decode()), "registries.conf")
-    registries = fields.map_objects("registry", _parse_registry)
-    return _Registries(
-        search=fields.get_text_list("unqualified-search-registries"),
-        registries={registry.prefix or registry.location: registry for registry in registries},
-    )
-
-
-def _parse_registry(fields: decode.Fields) -> _Registry:
-    digests = fields.get_bool("mirror-by-digest-only")
-    mirrors = {
-        mirror.get_required_text("location"): _Mirror(
-            is_insecure=mirror.get_bool("insecure"),
-            pull=mirror.get_text("pull-from-mirror"),
-            is_digest_only=digests or mirror.get_text("pull-from-mirror") == _DIGEST_ONLY,
-        )
-        for mirror in fields.iter_objects("mirror")
-    }
-    return _Registry(
-        prefix=fields.get_text("prefix"),
-        location=fields.get_text("location"),
-        is_blocked=fields.get_bool("blocked"),
-        is_insecure=fields.get_bool("insecure"),
-        mirrors=mirrors,
-    )
+def _parse_registries(contents: bytes) -> RegistriesTable:
+    return RegistriesTable.from_json(tomllib.loads(contents.decode()), "registries.conf")

@@ -132,12 +132,22 @@ class Via:
         self.wire = wire
 
 
-def require(expected: str, is_valid: Callable[..., bool], wire: object = None) -> Via:
-    """Return the marker of a condition on the value: "expected ``expected``, found …"."""
+def require(
+    expected: str,
+    is_valid: Callable[..., object],
+    wire: object = None,
+    *,
+    shows_value: bool = False,
+) -> Via:
+    """Return the marker of a condition on the value: "expected ``expected``, found …".
+
+    Without ``shows_value`` the error has only the type: the value may be a secret.
+    """
 
     def read(value: object) -> object:
         if not is_valid(value):
-            raise json_values.Mismatch(expected, value)
+            problem = f"expected {expected}, found {value!r:.60}" if shows_value else ""
+            raise json_values.Mismatch(expected, value, problem=problem)
         return value
 
     return Via(read, wire=wire)

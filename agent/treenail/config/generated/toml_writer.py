@@ -1,8 +1,7 @@
 """TOML with the layout of github.com/BurntSushi/toml, which the MCO writes with.
 
-No library keeps these bytes: tomli_w does not indent and breaks arrays into lines, and tomlkit
-writes tables where they stand. The MCO decodes a file into its types and encodes those, so the
-comments of the base and unknown keys are lost there too.
+No library keeps these bytes: tomli_w neither indents nor keeps a list on one line, and tomlkit
+writes tables where they stand.
 """
 
 import json
@@ -14,48 +13,41 @@ from treenail.api import decode
 from treenail.errors import ConfigError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_DELETE = "\x7f"
 
 
 def parse_toml(text: str, path: str) -> decode.Fields:
-    """Parse a file of the base; raise `ConfigError`."""
+    """Parse a file of the base MachineConfigs; raise `ConfigError`."""
     try:
         return decode.Fields(tomllib.loads(text), path)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} of the base MachineConfigs: expected TOML: {error}",
-            remedy="correct the file in the MachineConfig that writes it",
-        ) from error
+        remedy = "correct the MachineConfig that writes the file"
+        raise ConfigError(f"{path}: expected TOML: {error}", remedy=remedy) from error
 
 
 def format_toml(document: Mapping[str, object]) -> str:
-    """Format a document of texts, integers, booleans, lists of texts, tables and their lists.
-
-    None and empty tables are omitted; the other keys keep their order, and those with tables
-    follow the others.
-    """
+    """Format a document; without None and empty tables, and with tables after other keys."""
     return "".join(f"{line}\n" for line in _format_table((), document)).removeprefix("\n")
 
 
 def _format_table(path: tuple[str, ...], table: Mapping[str, object]) -> Iterator[str]:
     indent = "  " * len(path)
-    tables: list[tuple[str, Mapping[str, object], bool]] = []
     for key, value in table.items():
-        if isinstance(value, Mapping):
-            tables.append((key, value, False))
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            tables += [(key, entry, True) for entry in value]
-        elif value is not None:
+        if value is not None and not _list_tables(value):
             yield f"{indent}{_format_key(key)} = {_format_value(value)}"
-    for key, inner, is_entry in tables:
-        if not inner:
-            continue
-        inner_path = (*path, key)
-        if is_entry or not path:
-            yield ""
-        name = ".".join(map(_format_key, inner_path))
-        yield f"{indent}[[{name}]]" if is_entry else f"{indent}[{name}]"
-        yield from _format_table(inner_path, inner)
+    for key, value in table.items():
+        inner_path = (*path, _format_key(key))
+        begin, end = ("[", "]") if isinstance(value, Mapping) else ("[[", "]]")
+        for inner in filter(None, _list_tables(value) or ()):
+            if not path or begin == "[[":
+                yield ""
+            yield f"{indent}{begin}{'.'.join(inner_path)}{end}"
+            yield from _format_table(inner_path, inner)
+
+
+def _list_tables(value: object) -> list[Mapping[str, object]]:
+    """Return the tables that a value is, maybe empty ones; none for another value."""
+    tables = value if isinstance(value, list) else [value]
+    return [table for table in tables if isinstance(table, Mapping)]
 
 
 def _format_key(key: str) -> str:
@@ -66,4 +58,4 @@ def _format_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_format_value, value))}]"
     # The escapes of JSON are those of TOML, except that JSON has none for DEL.
-    return json.dumps(value, ensure_ascii=False).replace(_DELETE, "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
