@@ -145,10 +145,11 @@ def require(
     """
 
     def read(value: object) -> object:
-        if not is_valid(value):
-            problem = f"expected {expected}, found {value!r:.60}" if shows_value else ""
-            raise json_values.Mismatch(expected, value, problem=problem)
-        return value
+        if is_valid(value):
+            return value
+        if shows_value:
+            raise json_values.Mismatch(problem=f"expected {expected}, found {value!r:.60}")
+        raise json_values.Mismatch(expected, value)
 
     return Via(read, wire=wire)
 

@@ -51,7 +51,9 @@ def _read_quantity(value: object) -> _Size:
     text = str(value).strip()
     match = _QUANTITY.fullmatch(text)
     if isinstance(value, bool) or not match:
-        raise json_values.Mismatch("a quantity such as 10Gi", value)
+        raise json_values.Mismatch(
+            problem=f"expected a quantity such as 10Gi, found {value!r:.60}"
+        )
     sign, whole, decimals, binary, decimal, exponent = match.groups(default="")
     digits = (whole or "0") + decimals
     scale = (int(exponent) if exponent else 3 * _DECIMAL.index(decimal) - 9) - len(decimals)
@@ -59,7 +61,9 @@ def _read_quantity(value: object) -> _Size:
     size = int(digits) * Fraction(10) ** scale * 1024**power
     count = math.ceil(size)
     if count > _LARGEST:
-        raise json_values.Mismatch(f"at most {_LARGEST} bytes", value)
+        raise json_values.Mismatch(
+            problem=f"expected at most {_LARGEST} bytes, found {text:.60}"
+        )
     # Go keeps a text that it believes to be the shortest.
     if binary:
         is_kept = not decimals and int(digits) % 8 > 0 and len(digits) + 3 * power <= 14

@@ -290,8 +290,12 @@ def _list_places(entries: Iterable[Registry], image: str) -> list[str]:
 def _is_stranded(
     objects: Iterable[sources.SourceObject], facts: sources.ClusterFacts, image: str
 ) -> bool:
+    """Return whether no pull of an image can succeed."""
     entries = list_registries(objects, "", facts)
-    return all(_find(entries, place).is_blocked for place in _list_places(entries, image))
+    places = _list_places(entries, image)
+    # A mirror that is a bare host is no repository: containers/image then tries no place at all.
+    is_invalid = any("/" not in place for place in places)
+    return is_invalid or all(_find(entries, place).is_blocked for place in places)
 
 
 def _find_problem(source: sources.SourceObject) -> ConfigError | None:
@@ -337,7 +341,7 @@ def _check_effect(
         if _is_stranded(known, facts, image) and (
             _is_stranded([source], facts, image) or not _is_stranded(others, facts, image)
         ):
-            found = f"it blocked without a mirror: {_STRANDED}"
+            found = f"it blocked, or a mirror without its path: {_STRANDED}"
             raise _make_error("spec", f"a way to pull the nodes' image {image}", found)
     for name in map(pullspec.strip_tag, facts.node_images if allowed else ()):
         if not any(is_inside(name, scope) for scope in allowed):

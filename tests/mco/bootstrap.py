@@ -1,0 +1,125 @@
+"""``machine-config-controller bootstrap``: it renders pools from files, without a cluster.
+
+It needs templates; ours have one file each. It writes the rendered configs alone, so that the
+contents of a generated config are those of the rendered one, and its name is in the pool's list.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import yaml
+
+from tests.mco import operator, programs
+from treenail.api.ignition.parser import parse_ignition
+
+Json = dict[str, Any]
+
+_LIMIT_S = 300.0
+# ReleaseVersion of a build without linker flags, and that of a build for `make test-mco`.
+_VERSIONS = ("0.0.1-snapshot", operator.VERSION)
+
+
+class BootstrapError(Exception):
+    """The program refused the files; the text is the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPool:
+    """What the program wrote for one pool."""
+
+    files: dict[str, str]
+    """Contents by path."""
+    sources: frozenset[str]
+    """Names of the configs of all pools: bootstrap does not select."""
+
+
+def run_bootstrap(
+    directory: Path, templates: Mapping[str, str], objects: Iterable[Json]
+) -> dict[str, RenderedPool]:
+    """Render the pools among the objects. ``templates`` are texts of files by path.
+
+    Raises `BootstrapError`.
+    """
+    manifests, output = directory / "manifests", directory / "output"
+    manifests.mkdir(parents=True)
+    for role in ("worker", "master"):
+        place = directory / "templates" / role / f"01-{role}-kubelet" / "_base" / "files"
+        place.mkdir(parents=True)
+        for index, (path, text) in enumerate(templates.items()):
+            (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
+    for index, document in enumerate([*_build_cluster(), *objects]):
+        # The API server stores JSON without spaces, and the program compares a part of this text.
+        text = json.dumps(document, separators=(",", ":"))
+        (manifests / f"{index:04}.json").write_text(text, "utf-8")
+    (directory / "pull-secret").write_text(json.dumps(_PULL_SECRET), "utf-8")
+    done = subprocess.run(
+        [
+            programs.CONTROLLER.read(),
+            "bootstrap",
+            f"--manifest-dir={manifests}",
+            f"--dest-dir={output}",
+            f"--pull-secret={directory / 'pull-secret'}",
+            f"--templates={directory / 'templates'}",
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        env={"HOME": str(directory)},
+    )
+    if done.returncode:
+        raise BootstrapError(done.stderr[-2000:])
+    pools = map(_load, sorted((output / "machine-pools").glob("*.yaml")))
+    return {pool["metadata"]["name"]: _read_pool(pool, output) for pool in pools}
+
+
+def _build_template(path: str, text: str) -> str:
+    # Go's templates expand braces; a string constant has none of its own.
+    lines = json.dumps(text).replace("`", "\\u0060")
+    inline = "{{ " + lines + " }}" if "{{" in text else text
+    body = "".join(f"    {line}\n" for line in inline.splitlines())
+    return f"mode: 0644\npath: {json.dumps(path)}\ncontents:\n  inline: |\n{body}"
+
+
+def _build_cluster() -> Iterable[Json]:
+    gates = [{"version": version, "enabled": [], "disabled": [{"name": "OSStreams"}]}
+             for version in _VERSIONS]  # fmt: skip
+    yield {
+        "apiVersion": "config.openshift.io/v1",
+        "kind": "FeatureGate",
+        "metadata": {"name": "cluster"},
+        "status": {"featureGates": gates},
+    }
+    yield {
+        "apiVersion": f"{operator.GROUP}/v1",
+        "kind": "ControllerConfig",
+        "metadata": {"name": "machine-config-controller"},
+        "spec": operator.build_controller_config(b""),
+    }
+
+
+_PULL_SECRET = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "pull-secret", "namespace": "openshift-config"},
+    "type": "kubernetes.io/dockerconfigjson",
+    "data": {".dockerconfigjson": "eyJhdXRocyI6IHt9fQ=="},
+}
+
+
+def _read_pool(pool: Json, output: Path) -> RenderedPool:
+    target = pool["spec"]["configuration"]
+    rendered = _load(output / "machine-configs" / f"{target['name']}.yaml")
+    files = parse_ignition(rendered["spec"]["config"]).files
+    contents = {file.path: file.contents.decode_bytes().decode() for file in files}
+    return RenderedPool(contents, frozenset(source["name"] for source in target["source"]))
+
+
+def _load(path: Path) -> Json:
+    document: Json = yaml.load(path.read_text("utf-8"), Loader=yaml.CSafeLoader)
+    return document
