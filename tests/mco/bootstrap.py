@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import yaml
 
@@ -23,6 +22,15 @@ _LIMIT_S = 300.0
 # ReleaseVersion of a build without linker flags, and that of a build for `make test-mco`.
 _VERSIONS = ("0.0.1-snapshot", operator.VERSION)
 
+_TEMPLATES = {
+    "/etc/containers/storage.conf": '[storage]\ndriver = "overlay"\n',
+    "/etc/containers/registries.conf": 'unqualified-search-registries = ["docker.io"]\n',
+    "/etc/containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}\n',
+    "/etc/kubernetes/kubelet.conf": "apiVersion: kubelet.config.k8s.io/v1beta1\n"
+    "kind: KubeletConfiguration\n",
+}
+"""Files that the program does not start without."""
+
 
 class BootstrapError(Exception):
     """The program refused the files; the text is the end of its log."""
@@ -30,7 +38,7 @@ class BootstrapError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPool:
-    """What the program wrote for one pool."""
+    """Files and config names of one pool, as the program wrote them."""
 
     files: dict[str, str]
     """Contents by path."""
@@ -50,7 +58,7 @@ def run_bootstrap(
     for role in ("worker", "master"):
         place = directory / "templates" / role / f"01-{role}-kubelet" / "_base" / "files"
         place.mkdir(parents=True)
-        for index, (path, text) in enumerate(templates.items()):
+        for index, (path, text) in enumerate({**_TEMPLATES, **templates}.items()):
             (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
     for index, document in enumerate([*_build_cluster(), *objects]):
         # The API server stores JSON without spaces, and the program compares a part of this text.
@@ -66,6 +74,7 @@ def run_bootstrap(
             f"--pull-secret={directory / 'pull-secret'}",
             f"--templates={directory / 'templates'}",
         ],
+        check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -79,10 +88,8 @@ def run_bootstrap(
 
 
 def _build_template(path: str, text: str) -> str:
-    # Go's templates expand braces; a string constant has none of its own.
-    lines = json.dumps(text).replace("`", "\\u0060")
-    inline = "{{ " + lines + " }}" if "{{" in text else text
-    body = "".join(f"    {line}\n" for line in inline.splitlines())
+    assert "{{" not in text, "Go's templates expand braces"
+    body = "".join(f"    {line}\n" for line in text.split("\n"))
     return f"mode: 0644\npath: {json.dumps(path)}\ncontents:\n  inline: |\n{body}"
 
 

@@ -376,7 +376,7 @@ def build_raw(**entry: Any) -> Any:
         ),
         (
             [NEVER, build_mirrors("b", build_entry("b.example", "c.example"), kind=TAGS)],
-            "expected NeverContactSource everywhere, found AllowContactingSource in ImageTagMirrorSet",
+            "expected NeverContactSource everywhere, found AllowContactingSource in ImageTag",
         ),
         (
             [
