@@ -42,12 +42,12 @@ def _read_pull(pull: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorLocation(codec.JsonObject):
+class MirrorLocation:
     """One mirror."""
 
-    location: codec.NonEmptyText
+    location: str
     """``REGISTRY`` or ``REGISTRY/PATH``."""
-    pull: Annotated[str, codec.Key("pull-from-mirror"), codec.Via(_read_pull)] = ""
+    pull: str = ""
     """`DIGEST_ONLY`, `TAG_ONLY`, or empty for every image."""
 
 
@@ -119,38 +119,71 @@ class ImageMirrors:
 NO_MIRRORS = ImageMirrors()
 
 
-class _RuleTable(codec.Shape):
-    """A rule in the form of registries.conf."""
+@dataclass(slots=True)
+class MirrorTable(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry.mirror]]``; it unpacks as location and pull-from-mirror."""
+
+    location: codec.NonEmptyText
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
+    pull: Annotated[str, codec.Key("pull-from-mirror")] = ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.location, self.pull))
+
+
+@dataclass(slots=True)
+class RegistryTable(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry]]`` as it stands in registries.conf."""
 
     prefix: str
-    location: str
-    mirrors: Annotated[tuple[MirrorLocation, ...], codec.Key("mirror")] = ()
+    location: str = ""
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
     is_blocked: Annotated[bool, codec.Key("blocked")] = False
-    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only", omit=True)] = False
+    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only")] = False
+    mirrors: Annotated[tuple[MirrorTable, ...], codec.Key("mirror")] = ()
+
+    @property
+    def scope(self) -> str:
+        """What the name of an image begins with; ``*.DOMAIN`` for all hosts of a domain."""
+        return self.prefix or self.location
 
 
-def _build_rule(table: _RuleTable) -> MirrorRule:
-    prefix = table.prefix or table.location
-    if not prefix:
+@dataclass(slots=True)
+class RegistriesTable(codec.JsonObject, omits_defaults=True):
+    """A whole registries.conf of version 2, in the order of containers/image."""
+
+    registries: Annotated[tuple[RegistryTable, ...], codec.Key("registry")] = ()
+    search: Annotated[tuple[str, ...] | None, codec.Key("unqualified-search-registries")] = None
+    helpers: Annotated[tuple[str, ...] | None, codec.Key("credential-helpers")] = None
+    # Go writes these two also without a value.
+    mode: Annotated[str, codec.Key("short-name-mode", omit=False)] = ""
+    auth: Annotated[str, codec.Key("additional-layer-store-auth-helper", omit=False)] = ""
+    aliases: dict[str, str] | None = None
+
+
+def build_rule(table: RegistryTable) -> MirrorRule:
+    """Return what the table says about pulls."""
+    if not table.scope:
         raise json_values.Mismatch("REGISTRY or REGISTRY/PATH")
-    mirrors = table.mirrors
-    if table.is_digest_only:
-        mirrors = tuple(MirrorLocation(mirror.location, DIGEST_ONLY) for mirror in mirrors)
-    location = "" if table.location == prefix else table.location
-    return MirrorRule(prefix, location, mirrors, table.is_blocked)
+    mirrors = (
+        MirrorLocation(place, DIGEST_ONLY if table.is_digest_only else _read_pull(pull))
+        for place, pull in table.mirrors
+    )
+    location = "" if table.location == table.scope else table.location
+    return MirrorRule(table.scope, location, tuple(mirrors), table.is_blocked)
 
 
-_RulesField = tuple[Annotated[MirrorRule, codec.Via(_build_rule, wire=_RuleTable)], ...]
+_RulesField = tuple[Annotated[MirrorRule, codec.Via(build_rule, wire=RegistryTable)], ...]
 
 
 def encode_mirrors(mirrors: ImageMirrors) -> list[decode.Json]:
     """Encode the rules in the form of registries.conf."""
     return [
-        _RuleTable(
-            prefix=rule.prefix,
-            location=rule.location,
-            mirrors=rule.mirrors,
+        RegistryTable(
+            rule.prefix,
+            rule.location,
             is_blocked=rule.is_blocked,
+            mirrors=tuple(MirrorTable(each.location, pull=each.pull) for each in rule.mirrors),
         ).to_json()
         for rule in mirrors.rules
     ]
@@ -205,48 +238,6 @@ def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorR
 def _is_drop_in(path: str) -> bool:
     name = path.removeprefix(_DROP_INS)
     return name != path and "/" not in name and name.endswith(".conf")
-
-
-@dataclass(slots=True)
-class MirrorTable(codec.JsonObject, omits_defaults=True):
-    """One ``[[registry.mirror]]``; it unpacks as location and pull-from-mirror."""
-
-    location: codec.NonEmptyText
-    is_insecure: Annotated[bool, codec.Key("insecure")] = False
-    pull: Annotated[str, codec.Key("pull-from-mirror")] = ""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.location, self.pull))
-
-
-@dataclass(slots=True)
-class RegistryTable(codec.JsonObject, omits_defaults=True):
-    """One ``[[registry]]`` as it stands in registries.conf."""
-
-    prefix: str
-    location: str = ""
-    is_insecure: Annotated[bool, codec.Key("insecure")] = False
-    is_blocked: Annotated[bool, codec.Key("blocked")] = False
-    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only")] = False
-    mirrors: Annotated[tuple[MirrorTable, ...], codec.Key("mirror")] = ()
-
-    @property
-    def scope(self) -> str:
-        """What the name of an image begins with; ``*.DOMAIN`` for all hosts of a domain."""
-        return self.prefix or self.location
-
-
-@dataclass(slots=True)
-class RegistriesTable(codec.JsonObject, omits_defaults=True):
-    """A whole registries.conf of version 2, in the order of containers/image."""
-
-    registries: Annotated[tuple[RegistryTable, ...], codec.Key("registry")] = ()
-    search: Annotated[tuple[str, ...] | None, codec.Key("unqualified-search-registries")] = None
-    helpers: Annotated[tuple[str, ...] | None, codec.Key("credential-helpers")] = None
-    # Go writes these two also without a value.
-    mode: Annotated[str, codec.Key("short-name-mode", omit=False)] = ""
-    auth: Annotated[str, codec.Key("additional-layer-store-auth-helper", omit=False)] = ""
-    aliases: dict[str, str] | None = None
 
 
 def is_safe_change(old: bytes, new: bytes) -> bool:

@@ -133,23 +133,18 @@ class Via:
 
 
 def require(
-    expected: str,
-    is_valid: Callable[..., object],
-    wire: object = None,
-    *,
-    shows_value: bool = False,
+    expected: str, is_valid: Callable[..., object], wire: object = None, *, shows: bool = False
 ) -> Via:
     """Return the marker of a condition on the value: "expected ``expected``, found …".
 
-    Without ``shows_value`` the error has only the type: the value may be a secret.
+    With ``shows`` the error has the value itself, which must not be a secret.
     """
 
     def read(value: object) -> object:
-        if is_valid(value):
-            return value
-        if shows_value:
-            raise json_values.Mismatch(problem=f"expected {expected}, found {value!r:.60}")
-        raise json_values.Mismatch(expected, value)
+        if not is_valid(value):
+            problem = f"expected {expected}, found {value!r:.60}" if shows else ""
+            raise json_values.Mismatch(expected, None if shows else value, problem=problem)
+        return value
 
     return Via(read, wire=wire)
 

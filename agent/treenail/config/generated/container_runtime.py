@@ -26,7 +26,6 @@ _QUANTITY = re.compile(
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _DECIMAL = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _LARGEST = 2**63 - 1
-_require = partial(codec.require, shows_value=True)
 # The fields of containers/storage in the order of its types. Go always writes those with a hash.
 _TABLES = {
     "": "additionalimagestores imagestore additionallayerstores size ignore_chown_errors "
@@ -42,88 +41,74 @@ _TABLES = {
 
 
 class _Size(int):
-    """Bytes of a quantity of Kubernetes, rounded up, and Go's text of it."""
+    """Bytes of a quantity of Kubernetes, rounded up."""
 
     text = ""
+    """The quantity as Go writes it."""
 
 
 def _read_quantity(value: object) -> _Size:
     text = str(value).strip()
     match = _QUANTITY.fullmatch(text)
     if isinstance(value, bool) or not match:
-        raise json_values.Mismatch(
-            problem=f"expected a quantity such as 10Gi, found {value!r:.60}"
-        )
+        raise json_values.Mismatch(problem=f"expected a size such as 10Gi, found {value!r:.60}")
     sign, whole, decimals, binary, decimal, exponent = match.groups(default="")
-    digits = (whole or "0") + decimals
+    digits, power = (whole or "0") + decimals, _BINARY.index(binary)
     scale = (int(exponent) if exponent else 3 * _DECIMAL.index(decimal) - 9) - len(decimals)
-    power = _BINARY.index(binary)
     size = int(digits) * Fraction(10) ** scale * 1024**power
     count = math.ceil(size)
     if count > _LARGEST:
-        raise json_values.Mismatch(
-            problem=f"expected at most {_LARGEST} bytes, found {text:.60}"
-        )
+        raise json_values.Mismatch(problem=f"expected at most {_LARGEST} bytes, found {text:.60}")
     # Go keeps a text that it believes to be the shortest.
     if binary:
         is_kept = not decimals and int(digits) % 8 > 0 and len(digits) + 3 * power <= 14
     else:
-        is_short = digits[0] != "0" and not digits.endswith("000") and len(digits) <= 18
-        is_kept = is_short and scale % 3 == 0 and scale >= -9
+        is_kept = digits[0] != "0" and not digits.endswith("000") and len(digits) <= 18
+        is_kept &= scale % 3 == 0 and scale >= -9
     if not is_kept and count:
-        is_binary = binary and size >= 1024 and size == count
-        step, number, index = (1024, count, 0) if is_binary else (1000, math.ceil(size * 10**9), 0)
+        names, step, number, index = _DECIMAL, 1000, math.ceil(size * 10**9), 0
+        if binary and size >= 1024 and size == count:
+            names, step, number = _BINARY, 1024, count
         while number % step == 0:
             number, index = number // step, index + 1
-        suffix = _BINARY[index] if is_binary else _DECIMAL[index]
-        suffix = f"e{3 * index - 9}" if exponent and suffix else suffix
+        suffix = f"e{3 * index - 9}" if exponent and names[index] else names[index]
         text = f"{sign.strip('+')}{number}{suffix}"
     result = _Size(-count if sign == "-" else count)
     result.text = text
     return result
 
 
-_NO_SIZE = _Size(0)
+_require = partial(codec.require, shows=True)
 
 
 def _limit_stores(limit: int) -> codec.Via:
-    return _require(
-        f"1 to {limit} different directories",
-        lambda stores: 0 < len({store.path for store in stores}) == len(stores) <= limit,
-    )
+    expected = f"1 to {limit} different directories"
+    return _require(expected, lambda paths: 0 < len(set(paths)) == len(paths) <= limit)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Store(codec.JsonObject, is_strict=True):
     path: Annotated[str, _require("an absolute path without spaces", _STORE.fullmatch)]
 
 
 _Stores = tuple[_Store, ...]
 _SizeField = Annotated[_Size, codec.Via(_read_quantity, wire=object)]
+_NO_SIZE = _Size(0)
+_IS_LEVEL = _require(f"one of {', '.join(_LOG_LEVELS)}", ("", *_LOG_LEVELS).__contains__)
+_IS_RUNTIME = _require(" or ".join(_RUNTIMES), ("", *_RUNTIMES).__contains__)
+_IS_PIDS_LIMIT = _require(f"0 or at least {_MIN_PIDS}", lambda pids: pids == 0 or pids >= _MIN_PIDS)
+_IS_LOG_SIZE = _require(
+    f"more than {_CONMON_BUFFER}, or -1 for no limit", lambda size: not 0 < size <= _CONMON_BUFFER
+)
 
 
 @dataclass(slots=True)
 class _RuntimeSettings(codec.JsonObject, is_strict=True):
-    log_level: Annotated[
-        str, _require(f"one of {', '.join(_LOG_LEVELS)}", ("", *_LOG_LEVELS).__contains__)
-    ] = ""
-    pids_limit: Annotated[
-        int | None,
-        _require(f"0 or at least {_MIN_PIDS}", lambda pids: pids == 0 or pids >= _MIN_PIDS),
-    ] = None
-    log_size_max: Annotated[
-        _SizeField,
-        _require(
-            f"more than {_CONMON_BUFFER}, or -1 for no limit",
-            lambda size: not 0 < size <= _CONMON_BUFFER,
-        ),
-    ] = _NO_SIZE
-    overlay_size: Annotated[_SizeField, _require("a positive size", lambda size: size >= 0)] = (
-        _NO_SIZE
-    )
-    default_runtime: Annotated[
-        str, _require(" or ".join(_RUNTIMES), ("", *_RUNTIMES).__contains__)
-    ] = ""
+    log_level: Annotated[str, _IS_LEVEL] = ""
+    pids_limit: Annotated[int | None, _IS_PIDS_LIMIT] = None
+    log_size_max: Annotated[_SizeField, _IS_LOG_SIZE] = _NO_SIZE
+    overlay_size: Annotated[_SizeField, _require("a positive size", _NO_SIZE.__le__)] = _NO_SIZE
+    default_runtime: Annotated[str, _IS_RUNTIME] = ""
     additional_layer_stores: Annotated[_Stores, _limit_stores(5)] = ()
     additional_image_stores: Annotated[_Stores, _limit_stores(10)] = ()
     additional_artifact_stores: Annotated[_Stores, _limit_stores(10)] = ()

@@ -32,7 +32,7 @@ _SCOPE = re.compile(rf"\*(?:\.{_LABEL})+|{_PLACE}")
 _MIRROR = re.compile(rf"(?=localhost(?:/|$)|[^/]*[.:A-Z]){_PLACE}")
 # CRI-O does not start with a search registry of another form.
 _SEARCH = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?")
-_require = partial(codec.require, shows_value=True)
+_require = partial(codec.require, shows=True)
 _ScopeField = Annotated[
     str, _require("HOST[:PORT][/PATH] or *.DOMAIN, without tag or digest", _SCOPE.fullmatch)
 ]
@@ -171,7 +171,7 @@ def read_registry_lists(
     if own:
         # Mirrors for tags do not count, even for a release that is named by a tag.
         digests = [each for each in known if each.kind != image_mirrors.TAG_SET]
-        places = _list_places(_merge((), digests, lists), facts.release_image)
+        places = _list_places(_build_mirrors(_merge((), digests, lists)), facts.release_image)
         has_mirror = any(not any(is_inside(place, each) for each in scopes) for place in places)
     blocked = [scope for scope in scopes if has_mirror or scope not in own]
     return replace(
@@ -272,30 +272,27 @@ def _read_lists(source: sources.SourceObject) -> RegistryLists:
     return source.get_spec().get_object("registrySources").read(RegistryLists)
 
 
-def _find(entries: Iterable[Registry], name: str) -> Registry:
-    """Return the most precise entry of a repository; an empty one for none."""
-    matches = [entry for entry in entries if is_inside(name, entry.scope)]
-    return max(matches, key=lambda entry: len(entry.scope), default=Registry("", name))
+def _build_mirrors(entries: Iterable[Registry]) -> image_mirrors.ImageMirrors:
+    return image_mirrors.ImageMirrors(tuple(map(image_mirrors.build_rule, entries)))
 
 
-def _list_places(entries: Iterable[Registry], image: str) -> list[str]:
-    """Return the repositories that an image can come from; its own is there even if blocked."""
-    name = pullspec.strip_tag(image)
-    entry = _find(entries, name)
-    rest = name[len(name.partition("/")[0] if entry.prefix else entry.scope) :]
-    other = image_mirrors.TAG_ONLY if "@" in image else image_mirrors.DIGEST_ONLY
-    return [name, *(place + rest for place, pull in entry.mirrors if pull != other)]
+def _list_places(mirrors: image_mirrors.ImageMirrors, image: str) -> tuple[str, ...]:
+    return mirrors.list_places(pullspec.strip_tag(image), is_digest="@" in image)
+
+
+def _is_blocked(mirrors: image_mirrors.ImageMirrors, place: str) -> bool:
+    return place not in mirrors.list_places(place, is_digest=True)
 
 
 def _is_stranded(
     objects: Iterable[sources.SourceObject], facts: sources.ClusterFacts, image: str
 ) -> bool:
     """Return whether no pull of an image can succeed."""
-    entries = list_registries(objects, "", facts)
-    places = _list_places(entries, image)
+    mirrors = _build_mirrors(list_registries(objects, "", facts))
+    places = _list_places(mirrors, image)
     # A mirror that is a bare host is no repository: containers/image then tries no place at all.
     is_invalid = any("/" not in place for place in places)
-    return is_invalid or all(_find(entries, place).is_blocked for place in places)
+    return is_invalid or all(_is_blocked(mirrors, place) for place in places)
 
 
 def _find_problem(source: sources.SourceObject) -> ConfigError | None:
@@ -329,9 +326,9 @@ def _check_effect(
         return  # a wildcard of another object, which is reported there
     known = [*others, source]
     lists, path = read_registry_lists(known, facts), "spec.registrySources.allowedRegistries"
-    entries = _merge((), known, lists)
+    mirrors = _build_mirrors(_merge((), known, lists))
     for entry in _read(source):
-        if entry.policy == _NEVER and all(_find(entries, name).is_blocked for name in entry.others):
+        if entry.policy == _NEVER and all(_is_blocked(mirrors, each) for each in entry.others):
             found = f"blocked ones only: {', '.join(sorted(entry.others))}"
             raise _make_error(f"mirrors of {entry.source}", "one that is not blocked", found)
     allowed = lists.allowed or () if source.kind == "Image" else ()
