@@ -82,12 +82,10 @@ class ImageMirrors:
 
         ``is_digest`` says whether the image is named by its digest.
         """
-        matches = (
-            (len(candidate.prefix), candidate)
-            for candidate in self.rules
-            if candidate.measure_match(name)
-        )
-        rule = max(matches, key=lambda match: match[0], default=(0, None))[1]
+        matches = [candidate for candidate in self.rules if candidate.measure_match(name)]
+        # Of prefixes of one length the first in their order counts, as in containers/image.
+        order = sorted(matches, key=lambda match: (-len(match.prefix), match.prefix))
+        rule = next(iter(order), None)
         if rule is None:
             return (name,)
         rest = name[rule.measure_match(name) :]

@@ -282,6 +282,15 @@ def test_release_is_blocked_only_with_a_mirror(
     assert (found.blocked, found.policy_blocked, found.allowed) == lists
 
 
+def test_wildcard_wins_over_a_mirrored_host_of_the_same_length() -> None:
+    image = build_image_config(blockedRegistries=["*.example"])
+    documents = runtime_objects.read(image, build_mirrors("m", build_entry("a.example", "m.other")))
+    assert registries.read_registry_lists(documents, FACTS).blocked is None
+    facts = sources.ClusterFacts(release_image=RELEASE.replace("a.", "abc."))
+    documents = runtime_objects.read(image, build_mirrors("m", build_entry("abc.example", "m.o")))
+    assert registries.read_registry_lists(documents, facts).blocked == ("*.example",)
+
+
 def test_blocked_release_repository_stays_allowed_by_policy() -> None:
     image = build_image_config(blockedRegistries=["a.example/release/img", "b.example"])
     found = registries.read_registry_lists(runtime_objects.read(image, MIRRORED), FACTS)
