@@ -117,7 +117,7 @@ class ImageMirrors:
 NO_MIRRORS = ImageMirrors()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MirrorTable(codec.JsonObject, omits_defaults=True):
     """One ``[[registry.mirror]]``; it unpacks as location and pull-from-mirror."""
 
@@ -129,7 +129,7 @@ class MirrorTable(codec.JsonObject, omits_defaults=True):
         return iter((self.location, self.pull))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RegistryTable(codec.JsonObject, omits_defaults=True):
     """One ``[[registry]]`` as it stands in registries.conf."""
 
@@ -142,11 +142,11 @@ class RegistryTable(codec.JsonObject, omits_defaults=True):
 
     @property
     def scope(self) -> str:
-        """What the name of an image begins with; ``*.DOMAIN`` for all hosts of a domain."""
+        """Prefix of the names of images; ``*.DOMAIN`` for all hosts of a domain."""
         return self.prefix or self.location
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RegistriesTable(codec.JsonObject, omits_defaults=True):
     """A whole registries.conf of version 2, in the order of containers/image."""
 

@@ -66,7 +66,8 @@ def _read_quantity(value: object) -> _Size:
         is_kept = digits[0] != "0" and not digits.endswith("000") and len(digits) <= 18
         is_kept &= scale % 3 == 0 and scale >= -9
     if not is_kept and count:
-        names, step, number, index = _DECIMAL, 1000, math.ceil(size * 10**9), 0
+        names: tuple[str, ...] = _DECIMAL
+        step, number, index = 1000, math.ceil(size * 10**9), 0
         if binary and size >= 1024 and size == count:
             names, step, number = _BINARY, 1024, count
         while number % step == 0:
@@ -102,7 +103,7 @@ _IS_LOG_SIZE = _require(
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _RuntimeSettings(codec.JsonObject, is_strict=True):
     log_level: Annotated[str, _IS_LEVEL] = ""
     pids_limit: Annotated[int | None, _IS_PIDS_LIMIT] = None

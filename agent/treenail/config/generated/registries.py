@@ -51,7 +51,7 @@ Registry = image_mirrors.RegistryTable
 """One ``[[registry]]``; its mirrors unpack as location and pull-from-mirror."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _SourceEntry(codec.JsonObject, is_strict=True):
     """Mirrors of one source, as an ImageContentSourcePolicy has them."""
 
@@ -71,7 +71,7 @@ class _SourceEntry(codec.JsonObject, is_strict=True):
         return set(self.mirrors) - {self.source}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _MirrorEntry(_SourceEntry, is_strict=True):
     policy: Annotated[
         str,
@@ -87,7 +87,7 @@ _LISTS: dict[str, tuple[str, type[_SourceEntry]]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RegistryLists(codec.JsonObject, is_strict=True):
     """The lists of the image config as the MCO applies them; None where it writes nothing."""
 
@@ -110,7 +110,7 @@ def check_registries(
     """Raise `ConfigError` when the mirror set or image config is wrong or contradicts another.
 
     What the MCO accepts and what works is accepted, such as mirrors in a circle: a runtime does
-    not ask the mirrors of a mirror. ``others`` that are wrong by themselves do not count.
+    not ask the mirrors of a mirror. ``others`` that are wrong on their own do not count.
     """
     others = [other for other in others if other.key != source.key and not _find_problem(other)]
     problem = _find_problem(source)
@@ -145,8 +145,8 @@ def generate_registry_files(
     if has_sets or lists.insecure is not None or lists.blocked is not None:
         # A cluster that no MCO installed has no base: its nodes get what the objects say.
         config = _parse_base(base.find_text(node_paths.REGISTRIES_CONF) or "")
-        config.registries = _merge(config.registries, known, lists)
-        files[node_paths.REGISTRIES_CONF] = config
+        registries = _merge(config.registries, known, lists)
+        files[node_paths.REGISTRIES_CONF] = replace(config, registries=registries)
     if lists.search is not None:
         files[SEARCH_DROP_IN] = image_mirrors.RegistriesTable(search=lists.search)
     return tuple(
@@ -207,25 +207,36 @@ def _merge(
         chosen = [one for is_tag_set, one in sets if is_tag_set is is_tag and one.others]
         for source in sorted({one.source for one in chosen}):
             own = [one for one in chosen if one.source == source]
-            mirrored.append(entry := get_entry(source))
-            entry.is_blocked |= any(one.policy == _NEVER for one in own)
             names = _sort_mirrors(source, (one.mirrors for one in own))
-            entry.mirrors += tuple(image_mirrors.MirrorTable(name, pull=pull) for name in names)
-    for scope in lists.blocked or ():
+            mirrors = (image_mirrors.MirrorTable(name, pull=pull) for name in names)
+            entry, is_closed = get_entry(source), any(one.policy == _NEVER for one in own)
+            entries[source] = replace(
+                entry, is_blocked=entry.is_blocked or is_closed, mirrors=(*entry.mirrors, *mirrors)
+            )
+            mirrored.append(source)
+    for scope in (*(lists.blocked or ()), *(lists.insecure or ())):
         get_entry(scope)
-    for scope in lists.insecure or ():
-        get_entry(scope)
-        for entry in entries.values():
-            entry.is_insecure |= is_inside(entry.scope, scope)
-            for mirror in entry.mirrors:
-                mirror.is_insecure |= is_inside(mirror.location, scope)
-    for entry in entries.values():
-        entry.is_blocked |= any(is_inside(entry.scope, scope) for scope in lists.blocked or ())
+    for scope, entry in entries.items():
+        is_blocked = entry.is_blocked or _is_inside_any(scope, lists.blocked)
+        is_insecure = entry.is_insecure or _is_inside_any(scope, lists.insecure)
+        tables = tuple(
+            replace(
+                each, is_insecure=each.is_insecure or _is_inside_any(each.location, lists.insecure)
+            )
+            for each in entry.mirrors
+        )
+        entries[scope] = replace(
+            entry, is_blocked=is_blocked, is_insecure=is_insecure, mirrors=tables
+        )
     for outer in mirrored:
-        for entry in entries.values():
-            if entry.scope != outer.scope and is_inside(entry.scope, outer.scope):
-                entry.mirrors = entry.mirrors or _derive_mirrors(outer, entry.scope)
+        for scope, entry in entries.items():
+            if scope != outer and is_inside(scope, outer) and not entry.mirrors:
+                entries[scope] = replace(entry, mirrors=_derive_mirrors(entries[outer], scope))
     return tuple(entries.values())
+
+
+def _is_inside_any(scope: str, outer: Iterable[str] | None) -> bool:
+    return any(is_inside(scope, each) for each in outer or ())
 
 
 def _derive_mirrors(outer: Registry, scope: str) -> tuple[image_mirrors.MirrorTable, ...]:
@@ -296,7 +307,7 @@ def _is_stranded(
 
 
 def _find_problem(source: sources.SourceObject) -> ConfigError | None:
-    """Return what is wrong with an object by itself."""
+    """Return what is wrong with an object without the others."""
     try:
         if source.kind in _LISTS:
             decode.reject_unknown_fields(source.get_spec(), (_LISTS[source.kind][0],))
