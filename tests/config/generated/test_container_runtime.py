@@ -109,7 +109,7 @@ def test_storage_conf_keeps_the_known_fields_of_the_base() -> None:
         ("100m", "100m"), ("0.5", "500m"), ("1.G", "1.G"), ("+5G", "+5G"), ("+5000", "5k"),
         ("5000", "5k"), ("5e3", "5e3"), ("1e5", "100e3"), ("1000E3", "1e6"), ("2e0", "2e0"),
         ("1.00005e0", "1000050e-6"), (16384, "16384"), (100000, "100k"), ("1n", "1n"),
-        ("0.0000000001", "1n"),
+        ("0.0000000001", "1n"), ("2000e-3", "2"), ("05Ei", "5Ei"),
     ],
 )  # fmt: skip
 def test_quantity_has_the_text_of_go(quantity: object, text: str) -> None:

@@ -271,6 +271,11 @@ MIRRORED = build_mirrors("m", build_entry("a.example/release", "m.example/r"))
             sources.ClusterFacts(release_image="a.example/release/img:v1"),
             (None, None, None),
         ),
+        (
+            [build_mirrors("m", build_entry("a.example/release", "m.example/r"), kind=TAGS)],
+            sources.ClusterFacts(release_image="a.example/release/img:v1"),
+            (None, None, None),
+        ),
         ([], sources.EMPTY_FACTS, (("a.example",), ("a.example",), None)),
     ],
 )
