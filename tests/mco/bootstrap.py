@@ -5,6 +5,7 @@ contents of a generated config are those of the rendered one, and its name is in
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,29 @@ def run_bootstrap(
 
     Raises `BootstrapError`.
     """
+    version = _find_version(directory.with_name(f"{directory.name}-version"))
+    return _run(directory, version, templates, objects)
+
+
+_found_versions: list[str] = []
+
+
+def _find_version(directory: Path) -> str:
+    """Return the version that the ControllerConfig must name; only the refusal says it."""
+    if not _found_versions:
+        try:
+            _run(directory, "", {}, [operator.build_pool("any")])
+        except BootstrapError as error:
+            found = re.search(r"\(my version: (\S+)\)", str(error))
+            if not found:
+                raise
+            _found_versions.append(found[1])
+    return _found_versions[0]
+
+
+def _run(
+    directory: Path, version: str, templates: Mapping[str, str], objects: Iterable[Json]
+) -> dict[str, RenderedPool]:
     manifests, output = directory / "manifests", directory / "output"
     manifests.mkdir(parents=True)
     for role in ("worker", "master"):
@@ -60,7 +84,7 @@ def run_bootstrap(
         place.mkdir(parents=True)
         for index, (path, text) in enumerate({**_TEMPLATES, **templates}.items()):
             (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
-    for index, document in enumerate([*_build_cluster(), *objects]):
+    for index, document in enumerate([*_build_cluster(version), *objects]):
         # The API server stores JSON without spaces, and the program compares a part of this text.
         text = json.dumps(document, separators=(",", ":"))
         (manifests / f"{index:04}.json").write_text(text, "utf-8")
@@ -93,7 +117,7 @@ def _build_template(path: str, text: str) -> str:
     return f"mode: 0644\npath: {json.dumps(path)}\ncontents:\n  inline: |\n{body}"
 
 
-def _build_cluster() -> Iterable[Json]:
+def _build_cluster(version: str) -> Iterable[Json]:
     gates = [{"version": version, "enabled": [], "disabled": [{"name": "OSStreams"}]}
              for version in _VERSIONS]  # fmt: skip
     yield {
@@ -105,7 +129,10 @@ def _build_cluster() -> Iterable[Json]:
     yield {
         "apiVersion": f"{operator.GROUP}/v1",
         "kind": "ControllerConfig",
-        "metadata": {"name": "machine-config-controller"},
+        "metadata": {
+            "name": "machine-config-controller",
+            "annotations": {f"{operator.GROUP}/generated-by-version": version},
+        },
         "spec": operator.build_controller_config(b""),
     }
 
