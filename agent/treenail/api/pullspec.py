@@ -5,6 +5,7 @@ every repository that an image can be pushed to can also be pulled from.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from treenail.errors import ConfigError
@@ -127,3 +128,18 @@ def strip_tag(image: str) -> str:
     """Return registry and repository of an image, without its tag and its digest."""
     head, slash, last = image.partition("@")[0].rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def list_scopes(image: str) -> Iterator[str]:
+    """Yield the scopes of containers-policy.json(5) for an image, the narrowest first."""
+    yield image
+    name = image.partition("@")[0]
+    while "/" in name:
+        yield name
+        name = name.rpartition("/")[0]
+    yield name
+    domain = name.partition(":")[0]
+    while "." in domain:
+        domain = domain.partition(".")[2]
+        yield f"*.{domain}"
+    yield ""

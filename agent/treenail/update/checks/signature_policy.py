@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from treenail import errors, sanitize
+from treenail.api import pullspec
 
 POLICY_PATH = "/etc/containers/policy.json"
 
@@ -44,7 +45,7 @@ _KNOWN = frozenset({_ANYTHING, "reject", "signedBaseLayer", *_SIGNED})
 def find_rule(policy: bytes, image: str) -> SignatureRule:
     """Return the rule for the pull spec ``image``; raises `ConfigError` for an invalid policy."""
     default, docker = _read_policy(policy, "docker")
-    for scope in _list_scopes(image):
+    for scope in pullspec.list_scopes(image):
         if scope in docker:
             where = f"transports.docker[{scope!r}]"
             return _make_rule(_read_requirements(docker[scope], where), where, default)
@@ -118,21 +119,6 @@ def _list_keys(requirement: Mapping[str, object]) -> Iterator[str]:
         for name in (path, *(paths if isinstance(paths, list) else ()))
         if isinstance(name, str)
     )
-
-
-def _list_scopes(image: str) -> Iterator[str]:
-    """Return the scopes of an image, the narrowest first."""
-    yield image
-    name = image.partition("@")[0]
-    while "/" in name:
-        yield name
-        name = name.rpartition("/")[0]
-    yield name
-    domain = name.partition(":")[0]
-    while "." in domain:
-        domain = domain.partition(".")[2]
-        yield f"*.{domain}"
-    yield ""
 
 
 def _make_policy_error(problem: str) -> errors.ConfigError:
