@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.api.fuzzing import fuzz
 from treenail.api.documents import dump_document, load_document, load_documents
-from treenail.encoding import json_text
+from treenail.encoding import json_text, yaml11
 from treenail.encoding.yaml11 import ALIAS_LIMIT
 from treenail.errors import ConfigError
 
@@ -175,6 +175,50 @@ written = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
+
+
+WRITTEN_BY_GO = [
+    ({"a": "1:20", "b": "-1:0.5", "c": "20:70"}, 'a: "1:20"\nb: "-1:0.5"\nc: 20:70\n'),
+    (
+        {"a": "2026-01-31", "b": "2026-02-30", "c": "2026-1-2T3:4:5Z", "d": "2026-01-31 24:0:0"},
+        'a: "2026-01-31"\nb: 2026-02-30\nc: "2026-1-2T3:4:5Z"\nd: 2026-01-31 24:0:0\n',
+    ),
+    (
+        {"a": "=", "b": "<<a", "c": "~", "d": "yes", "e": "017", "f": "1e3", "g": ""},
+        'a: =\nb: <<a\nc: "~"\nd: "yes"\ne: "017"\nf: "1e3"\ng: ""\n',
+    ),
+    (
+        {"a": "it's", "b": "a: b", "c": " a", "d": "a #b", "e": "%", "f": "a\tb"},
+        "a: it's\nb: 'a: b'\nc: ' a'\nd: 'a #b'\ne: '%'\nf: \"a\\tb\"\n",
+    ),
+    (
+        {"a": "a\nb", "c": ["\na", " a\nb"], "d": "a\n\n"},
+        "a: |-\n  a\n  b\nc:\n- |2-\n\n  a\n- |2-\n   a\n  b\nd: |+\n  a\n\n",
+    ),
+    (
+        {"a": [], "b": {}, "c": None, "d": True, "e": [{"f": 1, "g": [2]}]},
+        "a: []\nb: {}\nc: null\nd: true\ne:\n- f: 1\n  g:\n  - 2\n",
+    ),
+    (
+        {"a": 0.9, "b": 1e-05, "c": 1.0, "d": 2**63 - 1},
+        "a: 0.9\nb: 1e-05\nc: 1\nd: 9223372036854775807\n",
+    ),
+    (
+        dict.fromkeys(["z", "a10", "a9", "aZ", "a01", "a-b", "a_b", "a", "Z", "2", "10", "100"], 1),
+        "".join(f"{key}: 1\n" for key in ['"2"', '"10"', '"100"', "Z", "a", "a-b", "a_b", "a01",
+                                          "a9", "a10", "aZ", "z"]),
+    ),
+    (
+        {"a": "word " * 20 + "end"},
+        f"a: {'word ' * 15}word\n  word word word word end\n",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "text"), WRITTEN_BY_GO)
+def test_dumped_document_has_the_bytes_of_go(document: dict[str, object], text: str) -> None:
+    assert yaml11.dump_yaml(document, line_width=80) == text
+    assert load_document(text, where="f") == document
 
 
 @fuzz

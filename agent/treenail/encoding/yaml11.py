@@ -7,12 +7,19 @@ Two rules are stricter: a duplicate key is an error, and so is a tag without a J
 `YamlPositions` has the positions of fields, for messages and for edits of a user's file.
 """
 
+import contextlib
+import json
 import math
+import operator
+import os
 import re
+import string
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import date
+from functools import cmp_to_key
+from typing import Any, ClassVar
 
 import yaml
 
@@ -44,6 +51,11 @@ _CONSTANTS: dict[str, object] = {
 }
 _INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[oO]?[0-7]+|0[bB][01]+|0|[1-9][0-9]*)", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", re.ASCII)
+_CLOCK = r"(\d\d?):(\d\d?):(\d\d?)(?:[.,]\d+)?"
+_TIMESTAMP = re.compile(
+    rf"(\d{{4}})-(\d\d?)-(\d\d?)(?:[Tt]{_CLOCK}(?:Z|[-+]\d\d:\d\d)| {_CLOCK})?", re.ASCII
+)
 _TAG = "tag:yaml.org,2002:"
 _TAG_TYPES: dict[str, tuple[type, ...]] = {
     _TAG + "bool": (bool,),
@@ -114,20 +126,25 @@ def get_line(event: yaml.Event) -> int:
     return event.start_mark.line + 1 if event.start_mark else 1
 
 
-def dump_yaml(document: json_values.Json) -> str:
-    """Format as YAML with sorted keys; `parse_yaml` and Go read the same values back."""
+def dump_yaml(document: json_values.Json, *, line_width: int = 2**31 - 1) -> str:
+    """Format as Go does; `parse_yaml` and Go read the same values back.
+
+    Go breaks lines at spaces after 80 characters; the default ``line_width`` breaks none.
+    """
     try:
-        return str(
+        text = str(
             yaml.dump(
                 document,
                 Dumper=_YamlDumper,
                 default_flow_style=False,
                 allow_unicode=True,
-                width=2**31 - 1,
+                width=line_width,
             )
         )
     except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
         raise ConfigError("the document has a value that YAML cannot represent") from error
+    # libyaml ends a document with a block scalar that has line ends to keep; Go does not.
+    return f"{text.removesuffix(end)}\n" if text.endswith(end := "\n...\n") else text
 
 
 def resolve_scalar(scalar: str) -> object:
@@ -285,7 +302,9 @@ def _parse_float(plain: str) -> int | float | None:
 
 
 class _YamlDumper(_Dumper):  # type: ignore[misc]  # one of two base classes, chosen above
-    """Quotes every string that Go would read as another type."""
+    """Quotes the strings that Go quotes, without PyYAML's own rules."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, object]] = {}
 
     def ignore_aliases(self, _data: object) -> bool:
         return True
@@ -295,12 +314,52 @@ def _represent_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
     if "\n" in text:
         style = "|"
-    elif not text or resolve_scalar(text) is not text or text == "<<":
+    elif not text or resolve_scalar(text) is not text or text == "<<" or is_timestamp(text):
         style = '"'
     return writer.represent_scalar(_TAG + "str", text, style=style)
 
 
+def is_timestamp(text: str) -> bool:
+    """Return whether other parsers read a string as a time or as a number of base 60."""
+    match = _TIMESTAMP.fullmatch(text)
+    if not match:
+        return _BASE_60.fullmatch(text) is not None
+    year, month, day, *clock = (int(number) for number in match.groups() if number)
+    with contextlib.suppress(ValueError):
+        return bool(date(year, month, day)) and all(map(operator.lt, clock, (24, 60, 60)))
+    return False
+
+
+def _represent_plain(writer: yaml.SafeDumper, value: object) -> yaml.ScalarNode:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+        value = int(value)
+    # Without resolvers, the tag of a string is the one that is never written.
+    return writer.represent_scalar(_TAG + "str", json.dumps(value))
+
+
+def _represent_mapping(writer: yaml.SafeDumper, document: json_values.Json) -> yaml.MappingNode:
+    is_simple = all(map(str.isalpha, document))
+    keys = sorted(document, key=None if is_simple else cmp_to_key(_compare_keys))
+    return writer.represent_mapping(_TAG + "map", [(key, document[key]) for key in keys])
+
+
+def _compare_keys(left: str, right: str) -> int:
+    """Compare as Go's encoder: letters after all else, and digits by the number's value."""
+    place = len(os.path.commonprefix([left, right]))  # noqa: RUF071 - characters are compared
+    before = left[len(left[:place].rstrip(string.digits)) : place].strip("0")
+    # A zero that differs inside of a number is no leading zero.
+    start = "1" if before and "0" in (left[place : place + 1], right[place : place + 1]) else "0"
+    ranks = []
+    for rest in (left[place:], right[place:]):
+        digits = rest[: len(rest) - len(rest.lstrip(string.digits))]
+        ranks.append((rest[:1].isalpha(), int(start + digits), len(digits), rest[:1]))
+    return (ranks[0] > ranks[1]) - (ranks[0] < ranks[1])
+
+
 _YamlDumper.add_representer(str, _represent_text)
+_YamlDumper.add_representer(dict, _represent_mapping)
+for _type in (bool, int, float, type(None)):
+    _YamlDumper.add_representer(_type, _represent_plain)
 
 
 FieldPath = tuple[str | int, ...]
