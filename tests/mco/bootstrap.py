@@ -5,6 +5,7 @@ contents of a generated config are those of the rendered one, and its name is in
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,15 @@ _LIMIT_S = 300.0
 # ReleaseVersion of a build without linker flags, and that of a build for `make test-mco`.
 _VERSIONS = ("0.0.1-snapshot", operator.VERSION)
 
+_TEMPLATES = {
+    "/etc/containers/storage.conf": '[storage]\ndriver = "overlay"\n',
+    "/etc/containers/registries.conf": 'unqualified-search-registries = ["docker.io"]\n',
+    "/etc/containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}\n',
+    "/etc/kubernetes/kubelet.conf": "apiVersion: kubelet.config.k8s.io/v1beta1\n"
+    "kind: KubeletConfiguration\n",
+}
+"""Files that the program does not start without."""
+
 
 class BootstrapError(Exception):
     """The program refused the files; the text is the end of its log."""
@@ -29,7 +39,7 @@ class BootstrapError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPool:
-    """What the program wrote for one pool."""
+    """Files and config names of one pool, as the program wrote them."""
 
     files: dict[str, str]
     """Contents by path."""
@@ -44,14 +54,37 @@ def run_bootstrap(
 
     Raises `BootstrapError`.
     """
+    version = _find_version(directory.with_name(f"{directory.name}-version"))
+    return _run(directory, version, templates, objects)
+
+
+_found_versions: list[str] = []
+
+
+def _find_version(directory: Path) -> str:
+    """Return the version that the ControllerConfig must name; only the refusal says it."""
+    if not _found_versions:
+        try:
+            _run(directory, "", {}, [operator.build_pool("any")])
+        except BootstrapError as error:
+            found = re.search(r"\(my version: (\S+)\)", str(error))
+            if not found:
+                raise
+            _found_versions.append(found[1])
+    return _found_versions[0]
+
+
+def _run(
+    directory: Path, version: str, templates: Mapping[str, str], objects: Iterable[Json]
+) -> dict[str, RenderedPool]:
     manifests, output = directory / "manifests", directory / "output"
     manifests.mkdir(parents=True)
     for role in ("worker", "master"):
         place = directory / "templates" / role / f"01-{role}-kubelet" / "_base" / "files"
         place.mkdir(parents=True)
-        for index, (path, text) in enumerate(templates.items()):
+        for index, (path, text) in enumerate({**_TEMPLATES, **templates}.items()):
             (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
-    for index, document in enumerate([*_build_cluster(), *objects]):
+    for index, document in enumerate([*_build_cluster(version), *objects]):
         # The API server stores JSON without spaces, and the program compares a part of this text.
         text = json.dumps(document, separators=(",", ":"))
         (manifests / f"{index:04}.json").write_text(text, "utf-8")
@@ -79,14 +112,12 @@ def run_bootstrap(
 
 
 def _build_template(path: str, text: str) -> str:
-    # Go's templates expand braces; a string constant has none of its own.
-    lines = json.dumps(text).replace("`", "\\u0060")
-    inline = "{{ " + lines + " }}" if "{{" in text else text
-    body = "".join(f"    {line}\n" for line in inline.splitlines())
+    assert "{{" not in text, "Go's templates expand braces"
+    body = "".join(f"    {line}\n" for line in text.split("\n"))
     return f"mode: 0644\npath: {json.dumps(path)}\ncontents:\n  inline: |\n{body}"
 
 
-def _build_cluster() -> Iterable[Json]:
+def _build_cluster(version: str) -> Iterable[Json]:
     gates = [{"version": version, "enabled": [], "disabled": [{"name": "OSStreams"}]}
              for version in _VERSIONS]  # fmt: skip
     yield {
@@ -98,7 +129,10 @@ def _build_cluster() -> Iterable[Json]:
     yield {
         "apiVersion": f"{operator.GROUP}/v1",
         "kind": "ControllerConfig",
-        "metadata": {"name": "machine-config-controller"},
+        "metadata": {
+            "name": "machine-config-controller",
+            "annotations": {f"{operator.GROUP}/generated-by-version": version},
+        },
         "spec": operator.build_controller_config(b""),
     }
 

@@ -16,7 +16,11 @@ ABSENT = object()
 KUBEADM = sources.ClusterFacts(
     kubeadm_kubelet="kind: KubeletConfiguration\ncgroupDriver: systemd\n"
 )
-SIZING = "NODE_SIZING_ENABLED={}\nSYSTEM_RESERVED_MEMORY={}\nSYSTEM_RESERVED_CPU={}\nSYSTEM_RESERVED_ES={}\n"  # noqa: E501
+SIZING = "".join(
+    f"{name}={{}}\n"
+    for name in ("NODE_SIZING_ENABLED", "SYSTEM_RESERVED_MEMORY", "SYSTEM_RESERVED_CPU",
+                 "SYSTEM_RESERVED_ES")
+)  # fmt: skip
 COMPLETE = """\
 apiVersion: kubelet.config.k8s.io/v1beta1
 authentication:
@@ -104,6 +108,7 @@ CHANGES: list[tuple[Json, Json]] = [
     ({"authentication": {"anonymous": {"enabled": True}}},
      {"authentication": {"anonymous": {"enabled": True}, "webhook": {"cacheTTL": "0s"},
                          "x509": {"clientCAFile": "/etc/kubernetes/kubelet-ca.crt"}}}),
+    ({"nodeStatusUpdateFrequency": "0s"}, {"nodeStatusUpdateFrequency": "10s"}),
     ({"serializeImagePulls": True}, {"serializeImagePulls": True}),
     ({"protectKernelDefaults": False}, {"protectKernelDefaults": ABSENT}),
     # A pointer is written when it is set; null is as an absent field.
@@ -121,6 +126,10 @@ CHANGES: list[tuple[Json, Json]] = [
      {"logging": {"vmodule": [{"filePattern": "a", "verbosity": 0}], "flushFrequency": "0s",
                   "verbosity": 0, "options": {"json": {"infoBufferSize": "0"},
                                               "text": {"infoBufferSize": "0"}}}}),
+    ({"logging": {"options": {"json": {"infoBufferSize": "1Mi", "splitStream": True}}}},
+     {"logging": {"flushFrequency": 0, "verbosity": 0, "options": {
+         "json": {"infoBufferSize": "0", "splitStream": True},
+         "text": {"infoBufferSize": "0"}}}}),
     # Go has no canonical form for the texts of these maps.
     ({"evictionHard": {"memory.available": "1024Mi", "nodefs.available": "10%"}},
      {"evictionHard": {"memory.available": "1024Mi", "nodefs.available": "10%"}}),
@@ -150,6 +159,11 @@ def test_changes_are_merged_as_by_the_mco(changes: Json, expected: Json) -> None
     text = generate({"kubeletConfig": changes}, BASE + "newerField: {a: 1}\n")[kubelet.KUBELET_CONF]
     config = load(text)
     assert {name: config.get(name, ABSENT) for name in expected} == expected
+
+
+def test_long_line_is_broken_as_by_go() -> None:
+    text = generate({"kubeletConfig": {"providerID": "word " * 20 + "end"}})[kubelet.KUBELET_CONF]
+    assert f"\nproviderID: {'word ' * 13}word\n  {'word ' * 6}end\n" in text
 
 
 CANONICAL: list[tuple[str, Any, str]] = [
@@ -351,7 +365,7 @@ FIELD_PROBLEMS: list[tuple[Json, str, str]] = [
     ({"systemReservedCgroup": "/a", "systemCgroups": "/b"}, ('.systemReservedCgroup: expected "/b",'
      ' found "/a": systemCgroups must have the same value'), REMOVE + "systemReservedCgroup"),
     ({"staticPodPath": "/a"}, ('.staticPodPath: expected an empty string, found "/a": static pods '
-     "run on control plane nodes only"), REMOVE + "staticPodPath"),
+     "run on control plane nodes, which have a path of their own"), REMOVE + "staticPodPath"),
 ]  # fmt: skip
 
 
@@ -371,7 +385,7 @@ def test_wrong_field_is_refused_with_place_and_remedy(
 @pytest.mark.parametrize("path", ["/a", "", None])
 def test_static_pod_path_of_the_control_plane_is_refused(path: str | None) -> None:
     source = build_source(kubeletConfig={"staticPodPath": path})
-    with pytest.raises(ConfigError, match="static pods are the control plane"):
+    with pytest.raises(ConfigError, match="staticPodPath: expected no value, found"):
         kubelet.check_kubelet_config(source, is_control_plane=True)
 
 

@@ -67,14 +67,12 @@ _KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": kubelet_fields.C
 
 def check_kubelet_config(source: sources.SourceObject, *, is_control_plane: bool) -> None:
     """Raise `ConfigError` with field, found, expected and remedy when no kubelet can use it."""
-    kubelet = _read_spec(source).get_object("kubeletConfig")
-    path = kubelet.get_text("staticPodPath")
-    if is_control_plane and "staticPodPath" in source.get_spec().get_object("kubeletConfig").values:
-        reason = "static pods are the control plane"
-        raise _make_error(kubelet.path_of("staticPodPath"), "no value", path, reason)
-    if path:
-        reason = "static pods run on control plane nodes only"
-        raise _make_error(kubelet.path_of("staticPodPath"), "an empty string", path, reason)
+    path = _read_spec(source).get_object("kubeletConfig").get_text("staticPodPath")
+    fields = source.get_spec().get_object("kubeletConfig")
+    if path or (is_control_plane and "staticPodPath" in fields.values):
+        expected = "no value" if is_control_plane else "an empty string"
+        reason = "static pods run on control plane nodes, which have a path of their own"
+        raise _make_error(fields.path_of("staticPodPath"), expected, path, reason)
 
 
 def generate_kubelet_files(
@@ -95,13 +93,10 @@ def generate_kubelet_files(
     _adjust_reservation(config, changes)
     files = []
     is_automatic = spec.get_optional_bool("autoSizingReserved")
-    sized = {key: reserved[key] for key in _RESERVED.keys() & reserved}
-    if is_automatic is not None or sized:
-        sizes = [sized.get(key) or default for key, default in _RESERVED.items()]
-        text = (
-            f"NODE_SIZING_ENABLED={str(bool(is_automatic)).lower()}\n"
-            "SYSTEM_RESERVED_MEMORY={}\nSYSTEM_RESERVED_CPU={}\nSYSTEM_RESERVED_ES={}\n"
-        )
+    if is_automatic is not None or reserved.keys() & _RESERVED:
+        sizes = [reserved.get(key) or default for key, default in _RESERVED.items()]
+        text = f"NODE_SIZING_ENABLED={str(bool(is_automatic)).lower()}\n"
+        text += "SYSTEM_RESERVED_MEMORY={}\nSYSTEM_RESERVED_CPU={}\nSYSTEM_RESERVED_ES={}\n"
         files.append(sources.GeneratedFile(SIZING_PATH, text.format(*sizes)))
     level = spec.get_optional_integer("logLevel")
     if level is not None:
@@ -116,7 +111,7 @@ def generate_kubelet_files(
 def _generate_drop_ins(
     spec: decode.Fields, config: decode.Json, facts: sources.ClusterFacts
 ) -> tuple[sources.GeneratedFile, ...]:
-    """Return the file with the user's fields, and what has the kubelet read it."""
+    """Return the file with the fields of the user, and the option that names its directory."""
     if not facts.kubeadm_kubelet:
         raise ConfigError(
             f"cannot configure the kubelet: no MachineConfig of the pool has {KUBELET_CONF}, and"

@@ -113,7 +113,7 @@ def read_struct(struct: str, document: object, *, can_have_unknown: bool = False
         json_values.refuse_unknown_keys(FIELDS[struct], values)
     for name, kind in FIELDS[struct].items():
         if name in values:
-            read = partial(_read_value, kind.strip("*!"), can_have_unknown)
+            read = partial(_read_value, kind=kind.strip("*!"), can_have_unknown=can_have_unknown)
             values[name] = json_values.read_at(name, read, values[name])
     return values
 
@@ -146,13 +146,13 @@ def complete_struct(struct: str, values: Json) -> Json:
     return complete
 
 
-def _read_value(kind: str, can_have_unknown: bool, value: object) -> object:  # noqa: FBT001
+def _read_value(value: object, *, kind: str, can_have_unknown: bool) -> object:
     if kind in FIELDS:
         return read_struct(kind, value, can_have_unknown=can_have_unknown)
     if kind[0] not in "[{":
         return _READERS[kind](value)
     inner = kind[2:]
-    read = partial(_read_value, inner, can_have_unknown)
+    read = partial(_read_value, kind=inner, can_have_unknown=can_have_unknown)
     if kind[0] == "{":
         entries = json_values.read_object(value).items()
         return {key: json_values.read_at(key, read, item) for key, item in entries}
