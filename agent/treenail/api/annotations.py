@@ -63,6 +63,14 @@ DRAIN_BLOCKED = OWN_PREFIX + "drain-blocked"
 LAST_OUTAGE = OWN_PREFIX + "last-outage"
 """Begin and end of the last drain, as two RFC 3339 times with a slash between; for tables."""
 
+# Of a MachineConfig that the generate controller writes, and of the object that it comes from.
+GENERATED_FROM = OWN_PREFIX + "generated-from"
+"""Kind and name of each source object, separated by commas."""
+CONFIG_NAME_SUFFIX = PREFIX + "mc-name-suffix"
+"""Of a KubeletConfig or ContainerRuntimeConfig: the end of the names of its MachineConfigs."""
+BUILT_IN_POOL = PREFIX + "mco-built-in"
+"""Label of the pools that get the registries and policies of the cluster."""
+
 # Of a rendered MachineConfig, written by the render controller.
 RELEASE_VERSION = PREFIX + "release-image-version"
 

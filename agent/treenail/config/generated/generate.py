@@ -1,21 +1,41 @@
 """Generate the MachineConfigs of all pools from the objects that describe them.
 
-Pure: the controller ``generate`` and the commands that read files share `generate_configs`.
+Pure: the controller ``generate`` and the commands that read files share `generate_configs`. Names,
+suffixes, owners and contents are those of the Machine Config Operator (MCO).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import base64
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
-from treenail.api import machineconfig, machineconfigpool
-from treenail.config.generated import sources
+from treenail import __version__, label_selector
+from treenail.api import annotations as key
+from treenail.api import decode, machineconfig, machineconfigpool, object_meta
+from treenail.config import merge
+from treenail.config.generated import container_runtime, kubelet, policies, registries, sources
+from treenail.errors import ConfigError
+
+POOL_KINDS = {"KubeletConfig": "kubelet", "ContainerRuntimeConfig": "containerruntime"}
+"""Kinds that select pools, and the end of the names of their MachineConfigs."""
+_POLICY_KINDS = ("ClusterImagePolicy", "ImagePolicy")
+_GENERATOR_KINDS = (*POOL_KINDS, "Image", machineconfigpool.KIND)
+_SECTIONS = {"KubeletConfig": "kubeletConfig", "ContainerRuntimeConfig": "containerRuntimeConfig"}
+_SELECTOR = "machineConfigPoolSelector"
+_KUBELET_FILE = "/etc/kubernetes/kubelet.conf"
+_REGISTRIES_FILE = "/etc/containers/registries.conf"
+_MASTER_LABEL = "node-role.kubernetes.io/master"
+_MAX_SUFFIX, _MAX_TITLES, _MAX_SHOWN = 9, 500, 5
+_MORE = "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The generated MachineConfigs by name, and one result for each object."""
 
-    configs: dict[str, machineconfig.MachineConfig]
-    results: dict[tuple[str, str, str], sources.ObjectResult]
+    configs: dict[str, machineconfig.MachineConfig] = field(default_factory=dict)
+    results: dict[tuple[str, str, str], sources.ObjectResult] = field(default_factory=dict)
+    obsolete: list[str] = field(default_factory=list)
+    """Present MachineConfigs that were generated and that no object requires."""
 
 
 def generate_configs(
@@ -23,10 +43,423 @@ def generate_configs(
     pools: Iterable[machineconfigpool.MachineConfigPool],
     configs: Iterable[machineconfig.MachineConfig],
     facts: sources.ClusterFacts = sources.EMPTY_FACTS,
+    incomplete: Collection[str] = tuple(sources.GROUP_VERSIONS),
 ) -> Generation:
     """Return the MachineConfigs that the objects require; ``configs`` are all of the cluster.
 
     An object with a problem changes nothing: its present generated config, if ``configs`` has
-    one, is in the result unchanged.
+    one, is in the result unchanged. The cluster may have objects of the ``incomplete`` kinds that
+    ``objects`` lacks, as files do: what such objects generated stays too.
     """
-    raise NotImplementedError
+    generator = _Generator(objects, pools, configs, facts, incomplete)
+    for kind in POOL_KINDS:
+        generator.generate_pool_kind(kind)
+    generator.generate_registries()
+    generator.find_obsolete()
+    return generator.generation
+
+
+def find_generator(config: machineconfig.MachineConfig) -> str:
+    """Return the kind that a generated MachineConfig comes from; empty for any other config.
+
+    It is Image for mirror sets and policies too, and the pool for a rendered config.
+    """
+    kinds = [owner.kind for owner in config.metadata.owner_references]
+    kinds += [title.partition("/")[0] for title in _list_titles(config)[:1]]
+    known = next((kind for kind in kinds if kind in _GENERATOR_KINDS), "")
+    return known or ("Image" if _list_titles(config) else "")
+
+
+class _Generator:
+    def __init__(
+        self,
+        objects: sources.Sources,
+        pools: Iterable[machineconfigpool.MachineConfigPool],
+        configs: Iterable[machineconfig.MachineConfig],
+        facts: sources.ClusterFacts,
+        incomplete: Collection[str],
+    ) -> None:
+        self.facts = facts
+        self.incomplete = frozenset(incomplete)
+        self.pools = sorted(pools, key=lambda pool: pool.name)
+        self.present = {config.name: config for config in configs}
+        self.base = [config for config in self.present.values() if not find_generator(config)]
+        self.objects = sorted(
+            objects.values(), key=lambda source: (source.metadata.created, source.key)
+        )
+        self.suffixes = {source.key: _get_suffix(source) for source in self.objects}
+        live = [source for source in self.objects if not source.metadata.is_deleting]
+        results = {source.key: sources.ObjectResult(source) for source in live}
+        self.generation = Generation(results=results)
+
+    def generate_pool_kind(self, kind: str) -> None:
+        """Generate from the objects of a kind that selects pools."""
+        results = [
+            result for result in self.generation.results.values() if result.source.kind == kind
+        ]
+        for result in results:
+            try:
+                configs = self._build_pool_configs(result.source)
+            except ConfigError as error:
+                result.problems.append(error)
+                name = result.source.metadata.name
+                present = self.present.values()
+                configs = [config for config in present if _get_owner(config, kind) == name]
+            result.suffix = self.suffixes[result.source.key]
+            result.config_names = sorted(config.name for config in configs)
+            self.generation.configs.update((config.name, config) for config in configs)
+        for pool in self.pools:
+            _warn_of_replaced_fields(pool, [result for result in results if not result.problems])
+
+    def generate_registries(self) -> None:
+        """Generate from the mirror sets, the image config and the policies of the cluster."""
+        results = self.generation.results.values()
+        used = [result for result in results if result.source.kind not in POOL_KINDS]
+        for result in used:
+            others = [other.source for other in used if other is not result]
+            try:
+                if result.source.kind in _POLICY_KINDS:
+                    policies.check_policy(result.source, others, self.facts)
+                else:
+                    registries.check_registries(result.source, others)
+            except ConfigError as error:
+                result.problems.append(error)
+        good = [result for result in used if not result.problems]
+        bad = [result.source for result in used if result.problems]
+        built_in = [pool for pool in self.pools if key.BUILT_IN_POOL in pool.metadata.labels]
+        for pool in built_in or self.pools:
+            name = _format_name(pool, "registries")
+            present = self.present.get(name)
+            try:
+                config = self._build_registries(pool, name, [result.source for result in good], bad)
+            except ConfigError as error:
+                config = present if present and _get_owner(present, "Image") else None
+                for result in good:
+                    result.problems.append(error)
+            if config is not None:
+                self.generation.configs[name] = config
+                for result in good:
+                    result.config_names.append(name)
+
+    def find_obsolete(self) -> None:
+        """Find what no object requires, unless its sources may be unknown."""
+        for name, config in self.present.items():
+            kind, titles = find_generator(config), _list_titles(config)
+            if kind in ("", machineconfigpool.KIND) or name in self.generation.configs:
+                continue
+            owner = self.generation.results.get((kind, "", _get_owner(config, kind) or ""))
+            if owner is not None and not titles and "-generated-" in name:
+                # The MCO does not delete it. A takeover must not change a node.
+                owner.warnings.append(
+                    f"MachineConfig {name} stays, although the object does not select its pool; to "
+                    f"remove it: kubectl delete machineconfig {name}"
+                )
+            elif self.incomplete.isdisjoint([kind, *map(_get_kind, titles)]):
+                self.generation.obsolete.append(name)
+
+    def _build_pool_configs(
+        self, source: sources.SourceObject
+    ) -> list[machineconfig.MachineConfig]:
+        selector = _read_selector(source)
+        pools = [pool for pool in self.pools if selector.matches(pool.metadata.labels)]
+        if not pools:
+            known = ", ".join(pool.name for pool in self.pools[:_MAX_SHOWN])
+            raise ConfigError(
+                f"spec.{_SELECTOR}: expected the labels of a MachineConfigPool, found "
+                f"{selector.query:.200}, which selects none of {known or 'no pools'}",
+                remedy="set the labels on a pool, or correct the selector",
+            )
+        if source.kind == "KubeletConfig":
+            is_control_plane = any(map(_is_control_plane, pools))
+            kubelet.check_kubelet_config(source, is_control_plane=is_control_plane)
+        else:
+            container_runtime.check_runtime_config(source)
+        if self.suffixes[source.key] is None:
+            self.suffixes[source.key] = self._choose_suffix(source, pools)
+        built = []
+        for pool in pools:
+            name = _format_name(pool, POOL_KINDS[source.kind], self.suffixes[source.key] or "")
+            self._check_writable(name, pool, source.kind, source.metadata.name)
+            base = self._select_base(pool)
+            if source.kind == "KubeletConfig":
+                text = _find_kubelet_text(pool, base)
+                files = kubelet.generate_kubelet_files(source, text, self.facts)
+            else:
+                files = container_runtime.generate_runtime_files(source, sources.BaseFiles(base))
+            built.append(self._build_config(name, pool, files, source, [source]))
+        return built
+
+    def _build_registries(
+        self,
+        pool: machineconfigpool.MachineConfigPool,
+        name: str,
+        used: list[sources.SourceObject],
+        bad: list[sources.SourceObject],
+    ) -> machineconfig.MachineConfig | None:
+        if not used and not bad:
+            return None
+        self._check_writable(name, pool, "Image", "cluster")
+        # What a source in effect says stays until all of them are readable. Without titles the MCO
+        # generated the config, from all objects.
+        present = self.present.get(name)
+        titles = _list_titles(present) if present else []
+        known = {_format_title(source) for source in (*used, *bad)}
+        has_all = present is not None and (not titles or _MORE in titles)
+        waits = [title for title in map(_format_title, bad) if has_all or title in titles]
+        waits += [
+            title
+            for title in titles
+            if title not in known and _get_kind(title) in self.incomplete
+        ]
+        if waits:
+            raise ConfigError(
+                f"MachineConfig {name} stays as it is: it was generated also from "
+                + ", ".join(waits[:_MAX_SHOWN]),
+                remedy="correct or delete these objects; with files, add them",
+            )
+        if not used:
+            return None
+        base = sources.BaseFiles(self._select_base(pool))
+        written = registries.generate_registry_files(used, base, self.facts)
+        listed = registries.list_registries(used, base.find_text(_REGISTRIES_FILE) or "")
+        signed = policies.generate_policy_files(used, base, self.facts, listed)
+        # The MCO writes the drop-in with search registries last.
+        first = tuple(file for file in written if file.path == _REGISTRIES_FILE)
+        files = (*first, *signed, *(file for file in written if file not in first))
+        image = next((source for source in used if source.kind == "Image"), None)
+        return self._build_config(name, pool, files, image, used)
+
+    def _choose_suffix(
+        self, source: sources.SourceObject, pools: Iterable[machineconfigpool.MachineConfigPool]
+    ) -> str:
+        """Choose the suffix of an object without annotation.
+
+        It keeps the name that it has. A new object gets the next number, unless it is the only
+        one of its pools; the MCO gives the first of several new ones a number too.
+        """
+        number = 0
+        for pool in pools:
+            begin = _format_name(pool, POOL_KINDS[source.kind])
+            for name, config in self.present.items():
+                is_own = _get_owner(config, source.kind) == source.metadata.name
+                if is_own and (name == begin or name.startswith(f"{begin}-")):
+                    return name.removeprefix(begin).removeprefix("-")
+            rivals = [
+                self.suffixes[other.key]
+                for other in self.objects
+                if other.kind == source.kind and other is not source and _selects(other, pool)
+            ]
+            if rivals:
+                numbers = (int(text) for text in rivals if text and text.isdecimal())
+                number = max(number, max(numbers, default=0) + 1)
+        if number > _MAX_SUFFIX:
+            raise ConfigError(
+                f"expected at most {_MAX_SUFFIX + 1} objects of kind {source.kind} for a pool, "
+                f"found one more than the last name with the suffix {_MAX_SUFFIX}",
+                remedy="write all fields of the pool in one object, and delete the others",
+            )
+        return str(number or "")
+
+    def _check_writable(
+        self, name: str, pool: machineconfigpool.MachineConfigPool, kind: str, owner: str
+    ) -> None:
+        """Raise for a config that belongs to another object, or that its pool does not select."""
+        suffix = f"the annotation {key.CONFIG_NAME_SUFFIX}"
+        if not object_meta.is_object_name(name):
+            raise ConfigError(
+                f"cannot generate MachineConfig {name:.300}: expected at most 253 characters a-z, "
+                f"0-9, - and .; found {len(name)}",
+                remedy=f"shorten the name of the pool, or remove {suffix}",
+            )
+        selector = pool.machine_config_selector
+        if selector is None or not selector.matches({merge.ROLE: pool.name}):
+            raise ConfigError(
+                f"MachineConfigPool {pool.name}: spec.machineConfigSelector: expected to match "
+                f"{merge.ROLE}={pool.name}, the label of MachineConfig {name}; it does not",
+                remedy=f"add {pool.name} to the values of {merge.ROLE} in the selector",
+            )
+        present = self.present.get(name)
+        found = _get_owner(present, kind) if present else owner
+        if found is None:
+            raise ConfigError(
+                f"MachineConfig {name} exists, and no {kind} owns it",
+                remedy=f"delete it, or create it again with another name: kubectl get mc {name}",
+            )
+        is_foreign = found != owner and (kind, "", found) in self.generation.results
+        if is_foreign or name in self.generation.configs:
+            raise ConfigError(
+                f"MachineConfig {name} is generated from another {kind}",
+                remedy=f"remove {suffix} from {kind} {owner}",
+            )
+
+    def _select_base(
+        self, pool: machineconfigpool.MachineConfigPool
+    ) -> list[machineconfig.MachineConfig]:
+        selector = pool.machine_config_selector
+        return [
+            config for config in self.base if selector and selector.matches(config.metadata.labels)
+        ]
+
+    def _build_config(
+        self,
+        name: str,
+        pool: machineconfigpool.MachineConfigPool,
+        files: Iterable[sources.GeneratedFile],
+        owner: sources.SourceObject | None,
+        objects: Iterable[sources.SourceObject],
+    ) -> machineconfig.MachineConfig:
+        titles = sorted(_format_title(source) for source in objects)
+        if len(titles) > _MAX_TITLES:
+            titles[_MAX_TITLES:] = [_MORE]
+        annotations = {
+            merge.GENERATED_BY: f"treenail-{__version__}",
+            key.GENERATED_FROM: ",".join(titles),
+        }
+        new = object_meta.ObjectMeta(name=name, labels={merge.ROLE: pool.name})
+        present = self.present.get(name, machineconfig.MachineConfig(new))
+        ignition = _build_ignition(files)
+        if present.config == ignition:
+            # The MCO need not write its own version again after a handback.
+            annotations |= present.metadata.annotations
+            annotations[key.GENERATED_FROM] = ",".join(titles)
+        owners = _build_owners(owner) if owner else ()
+        metadata = replace(present.metadata, annotations=annotations, owner_references=owners)
+        return replace(present, metadata=metadata, config=ignition)
+
+
+def _warn_of_replaced_fields(
+    pool: machineconfigpool.MachineConfigPool, results: Iterable[sources.ObjectResult]
+) -> None:
+    """Name the fields without effect: of several objects for a pool the last name wins."""
+    named = sorted(
+        (
+            (_format_name(pool, POOL_KINDS[result.source.kind], result.suffix or ""), result)
+            for result in results
+        ),
+        key=lambda entry: entry[0],
+    )
+    named = [(name, result) for name, result in named if name in result.config_names]
+    for index, (name, result) in enumerate(named):
+        for later_name, later in named[index + 1 :]:
+            if fields := _list_replaced_fields(result.source, later.source):
+                result.warnings.append(
+                    f"{', '.join(fields)}: no effect in MachineConfig {name}, because "
+                    f"{later.source.title} writes the file in {later_name}; write all fields of a "
+                    "pool in one object"
+                )
+
+
+def _list_replaced_fields(earlier: sources.SourceObject, later: sources.SourceObject) -> list[str]:
+    section = _SECTIONS[earlier.kind]
+    # A KubeletConfig writes the whole kubelet.conf; other files are of one field each.
+    is_whole = earlier.kind == "KubeletConfig"
+    others = later.get_spec().get_object(section).values
+    fields = [
+        f"spec.{name}"
+        for name, value in earlier.spec.items()
+        if name not in (section, _SELECTOR) and later.spec.get(name, value) != value
+    ]
+    fields += [
+        f"spec.{section}.{name}"
+        for name, value in earlier.get_spec().get_object(section).values.items()
+        if (is_whole or name in others) and others.get(name) != value
+    ]
+    more = [f"{len(fields) - _MAX_SHOWN} more"] if len(fields) > _MAX_SHOWN else []
+    return fields[:_MAX_SHOWN] + more
+
+
+def _read_selector(source: sources.SourceObject) -> label_selector.LabelSelector:
+    document = source.spec.get(_SELECTOR) or {}
+    selector = label_selector.LabelSelector.from_json(document, f"spec.{_SELECTOR}")
+    if selector.is_empty:
+        raise ConfigError(
+            f"spec.{_SELECTOR}: expected at least one label, found none, which selects no pool",
+            remedy="select a pool, for example with matchLabels: "
+            "{pools.operator.machineconfiguration.openshift.io/worker: ''}",
+        )
+    return selector
+
+
+def _selects(source: sources.SourceObject, pool: machineconfigpool.MachineConfigPool) -> bool:
+    return bool(source.spec.get(_SELECTOR)) and label_selector.matches_selector(
+        source.spec[_SELECTOR], pool.metadata.labels
+    )
+
+
+def _is_control_plane(pool: machineconfigpool.MachineConfigPool) -> bool:
+    requirements = pool.node_selector.requirements if pool.node_selector else ()
+    return pool.name in machineconfigpool.CONTROL_PLANE_POOLS or any(
+        requirement.key == _MASTER_LABEL and requirement.operator in ("Exists", "In")
+        for requirement in requirements
+    )
+
+
+def _find_kubelet_text(
+    pool: machineconfigpool.MachineConfigPool, base: list[machineconfig.MachineConfig]
+) -> str | None:
+    # The MCO adds feature gates and the Node config to its template; these two have the result.
+    for name in (f"98-{pool.name}-generated-kubelet", f"97-{pool.name}-generated-kubelet"):
+        first = sources.BaseFiles(config for config in base if config.name == name)
+        if (text := first.find_text(_KUBELET_FILE)) is not None:
+            return text
+    return sources.BaseFiles(base).find_text(_KUBELET_FILE)
+
+
+def _format_name(pool: machineconfigpool.MachineConfigPool, end: str, suffix: str = "") -> str:
+    return f"99-{pool.name}-generated-{end}" + (f"-{suffix}" if suffix else "")
+
+
+def _format_title(source: sources.SourceObject) -> str:
+    return "/".join(filter(None, source.key))
+
+
+def _list_titles(config: machineconfig.MachineConfig) -> list[str]:
+    return [*filter(None, config.metadata.annotations.get(key.GENERATED_FROM, "").split(","))]
+
+
+def _get_kind(title: str) -> str:
+    return title.partition("/")[0]
+
+
+def _get_suffix(source: sources.SourceObject) -> str | None:
+    return source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
+
+
+def _get_owner(config: machineconfig.MachineConfig, kind: str) -> str | None:
+    """Return the name of the object that owns a generated config; None for another kind."""
+    if find_generator(config) != kind:
+        return None
+    if kind == "Image":
+        return "cluster"
+    owners = [owner.name for owner in config.metadata.owner_references if owner.kind == kind]
+    return [*owners, *(title.partition("/")[2] for title in _list_titles(config))][0]
+
+
+def _build_owners(source: sources.SourceObject) -> tuple[object_meta.OwnerReference, ...]:
+    if not source.metadata.uid:
+        return ()  # An object from a file has no UID, and an owner reference needs one.
+    version, metadata = sources.GROUP_VERSIONS[source.kind], source.metadata
+    is_controller = True if source.kind in POOL_KINDS else None
+    return (
+        object_meta.OwnerReference(
+            version, source.kind, metadata.name, metadata.uid, is_controller, is_controller
+        ),
+    )
+
+
+def _build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
+    entries = [
+        {
+            "path": file.path,
+            "overwrite": True,
+            "mode": 0o644,
+            "contents": {
+                "compression": "",
+                "source": "data:text/plain;charset=utf-8;base64,"
+                + base64.b64encode(file.contents.encode()).decode(),
+            },
+        }
+        for file in files
+    ]
+    ignition: decode.Json = {"ignition": {"version": "3.5.0"}}
+    return ignition | ({"storage": {"files": entries}} if entries else {})

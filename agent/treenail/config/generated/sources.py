@@ -82,7 +82,10 @@ class BaseFiles:
     def find_text(self, path: str) -> str | None:
         """Return the text of the file; None when no config writes it. Raises `ConfigError`."""
         for config in self._configs:
-            for file in parse_ignition(config.config).files if config.config else ():
+            # Parsing all is slow, and one bad config would be an error of every object.
+            if not _has_path(config, path):
+                continue
+            for file in parse_ignition(config.config).files:
                 if file.path == path:
                     return _decode_text(file.contents.decode_bytes(), config.name, path)
         return None
@@ -95,6 +98,8 @@ class ObjectResult:
     source: SourceObject
     problems: list[ConfigError] = field(default_factory=list)
     """Why the object has no effect, or only a part of it; with remedy. Empty: accepted."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know of an object that has an effect."""
     suffix: str | None = None
     """Value of the annotation with the suffix of the generated names; None for other kinds."""
     config_names: list[str] = field(default_factory=list)
@@ -113,6 +118,14 @@ class ClusterFacts:
     """``spec.tlsSecurityProfile`` of the APIServer ``cluster``."""
     kubeadm_kubelet: str = ""
     """The value ``kubelet`` of kubeadm's ConfigMap ``kubelet-config``; empty when none exists."""
+
+
+def _has_path(config: machineconfig.MachineConfig, path: str) -> bool:
+    storage = config.config.get("storage") if config.config else None
+    files = storage.get("files") if isinstance(storage, dict) else None
+    return isinstance(files, list) and any(
+        isinstance(file, dict) and file.get("path") == path for file in files
+    )
 
 
 def _decode_text(contents: bytes, name: str, path: str) -> str:
