@@ -57,6 +57,8 @@ SHARED_BY_CONTROLLERS = ("controllers.pools.", "controllers.runtime.")
 CONTROLLER_EXCEPTIONS = {
     "image_build": ("controllers.render.render",),
     "status": ("controllers.render.render",),
+    # They share the objects of a watch.
+    "generate": ("controllers.render.render",),
     # It hands over builds that this controller then owns.
     "handover": ("controllers.image_build.",),
 }

@@ -6,16 +6,9 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.fixtures.simple_generators import use_simple_generators
 from treenail.api import machineconfig, machineconfigpool
-from treenail.config.generated import (
-    container_runtime,
-    generate,
-    kubelet,
-    policies,
-    registries,
-    sources,
-)
-from treenail.errors import ConfigError
+from treenail.config.generated import generate, sources
 
 ROLE = "machineconfiguration.openshift.io/role"
 SUFFIX = "machineconfiguration.openshift.io/mc-name-suffix"
@@ -27,37 +20,7 @@ LIVE = ()
 
 @pytest.fixture(autouse=True)
 def _simple_files(monkeypatch):
-    def check(source, *_others, **_options):
-        if source.spec.get("bad"):
-            raise ConfigError(f"{source.title}: bad")
-
-    def write_kubelet(source, base, _facts):
-        fields = {**json.loads(base or "{}"), **source.spec["kubeletConfig"]}
-        return (sources.GeneratedFile("/etc/kubernetes/kubelet.conf", json.dumps(fields)),)
-
-    def write_runtime(source, _base):
-        return (sources.GeneratedFile("/etc/crio/x", json.dumps(source.spec)),)
-
-    def write_registries(objects, base, _facts):
-        names = sorted(source.metadata.name for source in objects)
-        text = (base.find_text("/etc/containers/registries.conf") or "") + ",".join(names)
-        return (
-            sources.GeneratedFile("/etc/containers/registries.conf", text),
-            sources.GeneratedFile("/etc/containers/registries.conf.d/search.conf", ""),
-        )
-
-    def write_policies(_objects, _base, _facts, known):
-        return (sources.GeneratedFile("/etc/containers/policy.json", str(len(known))),)
-
-    monkeypatch.setattr(kubelet, "check_kubelet_config", check)
-    monkeypatch.setattr(kubelet, "generate_kubelet_files", write_kubelet)
-    monkeypatch.setattr(container_runtime, "check_runtime_config", check)
-    monkeypatch.setattr(container_runtime, "generate_runtime_files", write_runtime)
-    monkeypatch.setattr(registries, "check_registries", check)
-    monkeypatch.setattr(registries, "list_registries", lambda objects, _base: tuple(objects))
-    monkeypatch.setattr(registries, "generate_registry_files", write_registries)
-    monkeypatch.setattr(policies, "check_policy", check)
-    monkeypatch.setattr(policies, "generate_policy_files", write_policies)
+    use_simple_generators(monkeypatch)
 
 
 def make_source(name, kind="KubeletConfig", select="worker", suffix=None, at=0, **fields):
@@ -401,7 +364,7 @@ def test_bad_set_that_had_no_effect_is_left_out():
         "ImageDigestMirrorSet/m,ImageDigestMirrorSet/n"
     )
     assert describe_problems(generation) == {
-        "m": "", "n": "", "b": "ImageDigestMirrorSet b: bad: ",
+        "m": "", "n": "", "b": "spec: expected no bad field: remove it",
     }  # fmt: skip
 
 

@@ -104,6 +104,32 @@ MACHINEOSBUILDS = _define_mco_resource("machineosbuilds", "MachineOSBuild")
 ROLLOUTPOLICIES = Resource(
     "treenail.io", "v1alpha1", "rolloutpolicies", "RolloutPolicy", namespaced=False
 )
+KUBELETCONFIGS = _define_mco_resource("kubeletconfigs", "KubeletConfig")
+CONTAINERRUNTIMECONFIGS = _define_mco_resource("containerruntimeconfigs", "ContainerRuntimeConfig")
+
+
+def _define_config_resource(plural: str, kind: str, *, namespaced: bool = False) -> Resource:
+    return Resource("config.openshift.io", "v1", plural, kind, namespaced)
+
+
+APISERVERS = _define_config_resource("apiservers", "APIServer")
+GENERATOR_SOURCES = (
+    KUBELETCONFIGS,
+    CONTAINERRUNTIMECONFIGS,
+    _define_config_resource("imagedigestmirrorsets", "ImageDigestMirrorSet"),
+    _define_config_resource("imagetagmirrorsets", "ImageTagMirrorSet"),
+    Resource(
+        "operator.openshift.io",
+        "v1alpha1",
+        "imagecontentsourcepolicies",
+        "ImageContentSourcePolicy",
+        namespaced=False,
+    ),
+    _define_config_resource("clusterimagepolicies", "ClusterImagePolicy"),
+    _define_config_resource("imagepolicies", "ImagePolicy", namespaced=True),
+    _define_config_resource("images", "Image"),
+)
+"""Kinds that become MachineConfigs."""
 MACHINECONFIGURATIONS = Resource(
     "operator.openshift.io",
     "v1",

@@ -56,6 +56,10 @@ class InstallOptions:
         return "install" in self.controllers
 
     @property
+    def has_generator(self) -> bool:
+        return "generate" in self.controllers
+
+    @property
     def build_namespace(self) -> str:
         """Namespace of the Jobs."""
         return self.builds.namespace or self.namespace
@@ -77,6 +81,7 @@ def build_documents(options: InstallOptions) -> list[decode.Json]:
     return [
         *_build_namespaces(options),
         *load_crds(),
+        *(load_crds("crds/generate") if options.has_generator else []),
         *build_node_access(),
         *_build_controller_access(options),
         _build_deployment(options),
@@ -85,9 +90,13 @@ def build_documents(options: InstallOptions) -> list[decode.Json]:
     ]
 
 
-def load_crds() -> list[decode.Json]:
-    """Load the CustomResourceDefinitions in a fixed order; they are in the MCO's API group."""
-    folder = resources.files("treenail.manifests").joinpath("crds")
+def load_crds(directory: str = "crds") -> list[decode.Json]:
+    """Load CustomResourceDefinitions in a fixed order.
+
+    Those of every installation are in the MCO's API group, those in ``crds/generate`` in
+    OpenShift's groups too.
+    """
+    folder = resources.files("treenail.manifests").joinpath(directory)
     files = sorted(
         (path for path in folder.iterdir() if path.name.endswith(".yaml")),
         key=lambda path: path.name,
@@ -153,6 +162,17 @@ def _build_controller_access(options: InstallOptions) -> list[decode.Json]:
         *_build_gate_access(options, account),
         *_build_job_access(options, account),
         *_build_installation_access(options, account),
+        *(_build_kubelet_config_access(account) if options.has_generator else []),
+    ]
+
+
+def _build_kubelet_config_access(account: decode.Json) -> list[decode.Json]:
+    """Build the access to the kubelet's configuration in a cluster of kubeadm."""
+    name, namespace = f"{NAME}-kubelet-config", "kube-system"
+    rules = permissions.build_named_rules({"configmaps": "kubelet-config"}, ("get",))
+    return [
+        _build_role("Role", name, namespace, rules),
+        _build_binding("RoleBinding", name, namespace, account),
     ]
 
 

@@ -5,6 +5,7 @@ Maps a resource with its group (``daemonsets.apps``, ``pods/eviction``) to its v
 
 from collections.abc import Iterable, Mapping
 
+from treenail.api import component_names
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.api.decode import Json
 from treenail.controllers.handover import handover_objects, image_mode
@@ -16,9 +17,15 @@ GROUP = resources.MACHINECONFIGPOOLS.group
 Verbs = Mapping[str, tuple[str, ...]]
 
 _CERTIFICATES = resources.CERTIFICATESIGNINGREQUESTS.group
-_OBJECT_NAMES = {f"signers.{_CERTIFICATES}": KUBELET_SIGNER}
+_OBJECT_NAMES = {
+    f"signers.{_CERTIFICATES}": KUBELET_SIGNER,
+    f"apiservers.{resources.APISERVERS.group}": "cluster",
+    # Whether the Machine Config Operator runs its controllers.
+    "deployments.apps": component_names.MCO_CONTROLLER,
+}
 """Resources of which a controller needs only one object."""
 _WATCH_VERBS = ("list", "watch")
+_POOL_SOURCES = (resources.KUBELETCONFIGS, resources.CONTAINERRUNTIMECONFIGS)
 
 EVENT_VERBS: Verbs = {"events": ("create", "patch")}
 """Verbs for Events, in the namespace of Events about cluster-scoped objects."""
@@ -34,6 +41,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         # The OwnerReferencesPermissionEnforcement plugin needs this for blockOwnerDeletion.
         f"machineconfigpools/finalizers.{GROUP}": ("update",),
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
+        **{f"{source.plural}.{source.group}": _WATCH_VERBS for source in _POOL_SOURCES},
         "nodes": _WATCH_VERBS,
     },
     "rollout": {
@@ -92,9 +100,31 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineosconfigs/status.{GROUP}": ("patch",),
         "nodes": ("patch", *_WATCH_VERBS),
     },
+    "generate": {
+        f"machineconfigs.{GROUP}": ("create", "delete", "update", *_WATCH_VERBS),
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+        f"controllerconfigs.{GROUP}": _WATCH_VERBS,
+        f"apiservers.{resources.APISERVERS.group}": _WATCH_VERBS,
+        "deployments.apps": ("get",),
+        **{
+            f"{source.plural}.{source.group}": _WATCH_VERBS
+            for source in resources.GENERATOR_SOURCES
+        },
+        **{
+            f"{source.plural}{part}.{source.group}": verbs
+            for source in _POOL_SOURCES
+            for part, verbs in {
+                "": ("patch", *_WATCH_VERBS),
+                "/finalizers": ("update",),
+                "/status": ("patch",),
+            }.items()
+        },
+        f"clusterimagepolicies/status.{resources.APISERVERS.group}": ("patch",),
+        f"imagepolicies/status.{resources.APISERVERS.group}": ("patch",),
+    },
 }
 
-_OPTIONAL_CONTROLLERS = ("approve", "build", "install")
+_OPTIONAL_CONTROLLERS = ("approve", "build", "install", "generate")
 DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in _OPTIONAL_CONTROLLERS)
 """Controllers of a cluster without image builds, new machines and an installation in image mode."""
 

@@ -17,7 +17,7 @@ from treenail.errors import ConfigError
 
 POOL_KINDS = {"KubeletConfig": "kubelet", "ContainerRuntimeConfig": "containerruntime"}
 """Kinds that select pools, and the end of the names of their MachineConfigs."""
-_POLICY_KINDS = ("ClusterImagePolicy", "ImagePolicy")
+POLICY_KINDS = ("ClusterImagePolicy", "ImagePolicy")
 _GENERATOR_KINDS = (*POOL_KINDS, "Image", machineconfigpool.KIND)
 _SECTIONS = {"KubeletConfig": "kubeletConfig", "ContainerRuntimeConfig": "containerRuntimeConfig"}
 _SELECTOR = "machineConfigPoolSelector"
@@ -70,6 +70,24 @@ def find_generator(config: machineconfig.MachineConfig) -> str:
     return known or ("Image" if _list_titles(config) else "")
 
 
+def find_unobserved(
+    pool: machineconfigpool.MachineConfigPool,
+    objects: Iterable[sources.SourceObject],
+    *,
+    is_generating: bool,
+) -> sources.SourceObject | None:
+    """Return an object of the pool whose last change no controller has observed yet.
+
+    An object without status counts only if a controller is sure to come (``is_generating``).
+    """
+    for source in objects:
+        observed = source.status.get("observedGeneration")
+        is_behind = observed != source.metadata.generation and (is_generating or observed)
+        if is_behind and not source.metadata.is_deleting and _selects(source, pool):
+            return source
+    return None
+
+
 class _Generator:
     def __init__(
         self,
@@ -118,7 +136,7 @@ class _Generator:
         for result in used:
             others = [other.source for other in used if other is not result]
             try:
-                if result.source.kind in _POLICY_KINDS:
+                if result.source.kind in POLICY_KINDS:
                     policies.check_policy(result.source, others, self.facts)
                 else:
                     registries.check_registries(result.source, others)
@@ -207,9 +225,7 @@ class _Generator:
         has_all = present is not None and (not titles or _MORE in titles)
         waits = [title for title in map(_format_title, bad) if has_all or title in titles]
         waits += [
-            title
-            for title in titles
-            if title not in known and _get_kind(title) in self.incomplete
+            title for title in titles if title not in known and _get_kind(title) in self.incomplete
         ]
         if waits:
             raise ConfigError(

@@ -8,22 +8,22 @@ condition. It deletes unreferenced rendered configs last.
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
-from treenail.config.rendered_name import rendered_name
+from treenail.config.generated import generate, sources
 from treenail.controllers.pools import expected_writes, pool_status
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
+    ObservedConfig,
     RenderedConfig,
     check_appliable,
     check_update,
     hash_render_inputs,
-    is_rendered,
     render_pool,
 )
 from treenail.controllers.runtime import informer_set
@@ -38,6 +38,9 @@ FIELD_IGNORED = "FieldIgnored"
 _MAX_WARNINGS = 5
 _PRUNE_S = 3600.0
 _MAX_DELETIONS = 20
+_OBSERVE_LIMIT_S = 60.0
+"""How long a pool waits for the MachineConfigs of a changed KubeletConfig."""
+_OBSERVE_RETRY_S = 1.0
 
 
 class ValidatedConfigs:
@@ -61,45 +64,6 @@ class ValidatedConfigs:
         return valid
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedConfig:
-    """A watched MachineConfig; of a rendered one only the metadata."""
-
-    config: machineconfig.MachineConfig
-    is_rendered: bool = False
-    has_matching_hash: bool = True
-    """False for a rendered config whose contents differ from the hash in its name."""
-
-    @classmethod
-    def from_json(cls, document: decode.Json) -> "ObservedConfig":
-        """Read an API object; raise `ConfigError`."""
-        config = machineconfig.MachineConfig.from_json(document)
-        if not is_rendered(config):
-            return cls(config)
-        owner = next(
-            reference.name for reference in config.metadata.owner_references if reference.controller
-        )
-        return cls(
-            machineconfig.MachineConfig(metadata=config.metadata),
-            is_rendered=True,
-            has_matching_hash=_compute_name(owner, document.get("spec")) == config.name,
-        )
-
-    @property
-    def pool_uid(self) -> str:
-        """UID of the pool that owns a rendered config."""
-        owners = self.config.metadata.owner_references
-        return next((owner.uid for owner in owners if owner.controller), "")
-
-    @property
-    def sort_key(self) -> tuple[str, int, str]:
-        """Sort key: oldest first, and within a second by resourceVersion."""
-        meta = self.config.metadata
-        text = meta.resource_version
-        is_number = text.isascii() and text.isdigit() and len(text) <= 20
-        return meta.created, int(text) if is_number else 0, meta.name
-
-
 class RenderController:
     """A `treenail.controllers.runtime.workers.Controller` whose keys are pool names.
 
@@ -116,11 +80,15 @@ class RenderController:
         events: event_recorder.EventRecorder,
         *,
         settle_s: float = 5.0,
+        is_generating: bool = False,
     ) -> None:
         self._client = client
         self._clock = clock
         self._events = events
         self._settle_s = settle_s
+        self._is_generating = is_generating
+        self._sources: list[informer_set.InformerView[sources.SourceObject]] = []
+        self._unobserved_since: dict[str, tuple[object, float]] = {}
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._configs: informer_set.InformerView[ObservedConfig]
         self._controller_configs: informer_set.InformerView[ControllerConfig]
@@ -147,6 +115,12 @@ class RenderController:
         )
         self._nodes = informers.add_view(watch.WatchScope(resources.NODES), _extract_references)
         self._pools = pools
+        self._sources = [
+            informers.add_view(
+                watch.WatchScope(resource), sources.SourceObject.from_json, optional=True
+            )
+            for resource in (resources.KUBELETCONFIGS, resources.CONTAINERRUNTIMECONFIGS)
+        ]
 
         def mark_changed(names: Iterable[str]) -> None:
             for name in names:
@@ -185,6 +159,9 @@ class RenderController:
         pool = self._expected_pools.get_latest(cached)
         if (early_s := self._get_remaining_settle_s(key)) > 0:
             return early_s
+        unobserved, wait_s = self._find_unobserved(pool)
+        if wait_s > 0:
+            return wait_s
         observed, cluster = self._configs.get_all(), self._controller_configs.get_all()
         inputs = hash_render_inputs(
             pool,
@@ -198,6 +175,7 @@ class RenderController:
         except errors.ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error), inputs)
             return None
+        rendered = replace(rendered, warnings=(*rendered.warnings, *unobserved))
         try:
             self._create_config(rendered)
             self._report_ignored_fields(pool, rendered)
@@ -223,6 +201,29 @@ class RenderController:
         with self._lock:
             changed = self._changed_at.get(name)
         return 0.0 if changed is None else changed + self._settle_s - self._clock.monotonic()
+
+    def _find_unobserved(
+        self, pool: machineconfigpool.MachineConfigPool
+    ) -> tuple[tuple[str, ...], float]:
+        """Return a warning about an object whose MachineConfig is missing, and the time to wait.
+
+        No pool is rendered from half of an edit. The wait ends when no controller comes.
+        """
+        objects = [source for view in self._sources for source in view.get_all().values()]
+        source = generate.find_unobserved(pool, objects, is_generating=self._is_generating)
+        if source is None:
+            self._unobserved_since.pop(pool.name, None)
+            return (), 0.0
+        now, version = self._clock.monotonic(), (source.key, source.metadata.generation)
+        known, since = self._unobserved_since.get(pool.name, (None, now))
+        if known != version:
+            self._unobserved_since[pool.name] = version, (since := now)
+            log.info("pool %s waits for the MachineConfig of %s", pool.name, source.title)
+        text = (
+            f"{source.title}: no MachineConfig contains its generation {source.metadata.generation}"
+            " yet; see its conditions, and enable the controller generate"
+        )
+        return (text,), min(since + _OBSERVE_LIMIT_S - now, _OBSERVE_RETRY_S)
 
     def _render_pool(
         self,
@@ -377,15 +378,6 @@ class RenderController:
             except errors.NotFoundError:
                 continue
             log.info("deleted unreferenced %s", name)
-
-
-def _compute_name(pool: str, spec: object) -> str:
-    """Compute the name of a rendered config; empty for a spec that no rendered config can have."""
-    try:
-        return rendered_name(pool, spec) if isinstance(spec, dict) else ""
-    except (ValueError, RecursionError):
-        # A user added, for example, a number with a fraction, which the hash does not cover.
-        return ""
 
 
 def _find_condition(pool: machineconfigpool.MachineConfigPool) -> object_meta.Condition | None:

@@ -103,6 +103,45 @@ class ControllerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedConfig:
+    """A watched MachineConfig; of a rendered one only the metadata."""
+
+    config: machineconfig.MachineConfig
+    is_rendered: bool = False
+    has_matching_hash: bool = True
+    """False for a rendered config whose contents differ from the hash in its name."""
+
+    @classmethod
+    def from_json(cls, document: decode.Json) -> "ObservedConfig":
+        """Read an API object; raise `ConfigError`."""
+        config = machineconfig.MachineConfig.from_json(document)
+        if not is_rendered(config):
+            return cls(config)
+        owner = next(
+            reference.name for reference in config.metadata.owner_references if reference.controller
+        )
+        return cls(
+            machineconfig.MachineConfig(metadata=config.metadata),
+            is_rendered=True,
+            has_matching_hash=_compute_name(owner, document.get("spec")) == config.name,
+        )
+
+    @property
+    def pool_uid(self) -> str:
+        """UID of the pool that owns a rendered config."""
+        owners = self.config.metadata.owner_references
+        return next((owner.uid for owner in owners if owner.controller), "")
+
+    @property
+    def sort_key(self) -> tuple[str, int, str]:
+        """Sort key: oldest first, and within a second by resourceVersion."""
+        meta = self.config.metadata
+        text = meta.resource_version
+        is_number = text.isascii() and text.isdigit() and len(text) <= 20
+        return meta.created, int(text) if is_number else 0, meta.name
+
+
+@dataclass(frozen=True, slots=True)
 class RenderedConfig:
     """A rendered MachineConfig and its sources."""
 
@@ -262,6 +301,15 @@ def select_configs(
 def is_rendered(config: machineconfig.MachineConfig) -> bool:
     """Return True for a rendered config: a pool is its controller."""
     return is_owned_by_pool(config.metadata)
+
+
+def _compute_name(pool: str, spec: object) -> str:
+    """Compute the name of a rendered config; empty for a spec that no rendered config can have."""
+    try:
+        return rendered_name(pool, spec) if isinstance(spec, dict) else ""
+    except (ValueError, RecursionError):
+        # A user added, for example, a number with a fraction, which the hash does not cover.
+        return ""
 
 
 def _build_owner_references(

@@ -103,7 +103,9 @@ class InformerSet:
             self._optional.add(scope)
         self._needs[scope.resource.plural] = required
         projects = self._projections.setdefault(scope, [])
-        projects.append(project)
+        # Views of two controllers with the same projection share its objects.
+        if project not in projects:
+            projects.append(project)
         informer = self._informers.get(scope)
         if informer is None:
             informer = Informer(
@@ -116,7 +118,7 @@ class InformerSet:
             # The kind of an optional scope can be installed later.
             informer.add_list_handler(lambda: self._missing_kinds.discard(scope))
             self._informers[scope] = informer
-        return InformerView(informer, len(projects) - 1)
+        return InformerView(informer, projects.index(project))
 
     def begin_controller(self) -> Mapping[str, bool]:
         """Return the kinds that are added until the next call, and whether each is required."""

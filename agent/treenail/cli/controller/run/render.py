@@ -26,6 +26,7 @@ def build(
         context.clock,
         context.recorder,
         settle_s=arguments.settle,
+        is_generating="generate" in arguments.enable,
     )
     return (workers.ControllerSettings(controller),)
 

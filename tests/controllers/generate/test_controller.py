@@ -1,0 +1,434 @@
+"""The generate controller with real watches on the lab's API server."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.fixtures.controllers import CLOCK, open_client, run_controllers
+from tests.fixtures.objects import ROLE, install_kinds, make_config, make_file, make_object
+from tests.fixtures.simple_generators import use_simple_generators
+from tests.waiting import wait_until
+from treenail.controllers.generate.controller import GenerateController
+from treenail.controllers.render.controller import RenderController
+from treenail.errors import NotFoundError, UnreachableError
+from treenail.kube.api_client import Client
+from treenail.kube.event_recorder import EventRecorder
+from treenail.kube.request import ApiRequest, ApiResponse
+from treenail.kube.resources import (
+    CONTAINERRUNTIMECONFIGS,
+    CUSTOMRESOURCEDEFINITIONS,
+    DEPLOYMENTS,
+    EVENTS,
+    GENERATOR_SOURCES,
+    KUBELETCONFIGS,
+    MACHINECONFIGPOOLS,
+    MACHINECONFIGS,
+    NAMESPACES,
+    Resource,
+)
+from treenail.manifests import installation
+from treenail_lab.apiserver.serving.server import LabServer
+
+Json = dict[str, Any]
+SUFFIX = "machineconfiguration.openshift.io/mc-name-suffix"
+FROM = "treenail.io/generated-from"
+K = "99-worker-generated-kubelet"
+C = "99-worker-generated-containerruntime"
+R = "99-worker-generated-registries"
+KINDS = {resource.kind: resource for resource in GENERATOR_SOURCES}
+MIRRORS, POLICIES = KINDS["ImageDigestMirrorSet"], KINDS["ClusterImagePolicy"]
+SELECT = {"machineConfigPoolSelector": {"matchLabels": {"pool": "worker"}}}
+
+
+@pytest.fixture(autouse=True)
+def _simple_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_simple_generators(monkeypatch)
+
+
+@pytest.fixture
+def client(server: LabServer) -> Iterator[Client]:
+    with open_client(server.admin_kubeconfig) as found:
+        install_kinds(found)
+        for document in installation.load_crds("crds/generate"):
+            found.create(CUSTOMRESOURCEDEFINITIONS, document)
+        add_pool(found)
+        yield found
+
+
+class KilledTransport:
+    """The transport of a process that ends after its first write, before the response."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.killed_at = ""
+
+    def send(self, request: ApiRequest) -> ApiResponse:
+        if self.killed_at:
+            raise UnreachableError("this process is dead")
+        if request.method != "GET" and "/events" not in request.path:
+            self.killed_at = request.path
+            self._transport.send(request)
+            raise UnreachableError("this process is dead")
+        return self._transport.send(request)
+
+    def open_stream(self, request: ApiRequest, *, duration_s: float) -> Any:
+        return self._transport.open_stream(request, duration_s=duration_s)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@contextmanager
+def running(server: LabServer, wrap: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """Run the controller; ``wrap`` replaces its transport."""
+    with open_client(server.write_kubeconfig("generate", ["system:masters"])) as client:
+        transport = wrap(client._transport) if wrap else client._transport
+        client._transport = transport
+        recorder = EventRecorder(client, "generate", "here", CLOCK)
+        controller = GenerateController(client, CLOCK, recorder, settle_s=0.0)
+        with run_controllers(client, controller, workers=1):
+            yield transport
+
+
+def add_pool(client: Client, name: str = "worker") -> None:
+    spec = {"machineConfigSelector": {"matchLabels": {ROLE: name}}, "nodeSelector": {}}
+    client.create(
+        MACHINECONFIGPOOLS, make_object(MACHINECONFIGPOOLS, name, spec, labels={"pool": name})
+    )
+
+
+def add_kubelet(client: Client, name: str, fields: Json | None = None, **metadata: Any) -> None:
+    spec = {**SELECT, "kubeletConfig": fields or {}}
+    client.create(KUBELETCONFIGS, make_object(KUBELETCONFIGS, name, spec, **metadata))
+
+
+def find_text(client: Client, name: str) -> str:
+    """Return the contents of the first file of a MachineConfig; empty without one."""
+    config: Any = client.find(MACHINECONFIGS, name)
+    if config is None:
+        return ""
+    return str(config["spec"]["config"]["storage"]["files"][0]["contents"]["source"])
+
+
+def read_conditions(client: Client, resource: Resource, name: str) -> list[tuple[str, str, str]]:
+    found: Any = client.get(resource, name)
+    return [
+        (entry["type"], entry["status"], entry["message"])
+        for entry in found.get("status", {}).get("conditions", [])
+    ]
+
+
+def wait_observed(client: Client, name: str, resource: Resource = KUBELETCONFIGS) -> Json:
+    """Wait until the status is of the latest generation, and return the object."""
+
+    def is_observed() -> Json | None:
+        found: Any = client.get(resource, name)
+        observed = found.get("status", {}).get("observedGeneration")
+        return found if observed == found["metadata"]["generation"] else None
+
+    return wait_until(is_observed)
+
+
+def read_outcome(client: Client) -> Json:
+    """Return everything that the controller writes, without times and versions."""
+    items: Any = [
+        item
+        for resource in (MACHINECONFIGS, *GENERATOR_SOURCES)
+        for item in client.list(resource).items
+    ]
+    return {
+        f"{item['kind']} {item['metadata']['name']}": {
+            "annotations": item["metadata"].get("annotations"),
+            "owners": [owner["name"] for owner in item["metadata"].get("ownerReferences") or []],
+            "finalizers": item["metadata"].get("finalizers"),
+            "config": (item.get("spec") or {}).get("config"),
+            "observed": item.get("status", {}).get("observedGeneration"),
+            "conditions": [
+                (entry["type"], entry["status"], entry["message"])
+                for entry in item.get("status", {}).get("conditions", [])
+            ],
+        }
+        for item in items
+    }
+
+
+def test_objects_become_machineconfigs_and_get_conditions(
+    server: LabServer, client: Client
+) -> None:
+    add_kubelet(client, "slow-pods", {"maxPods": 9})
+    spec = {**SELECT, "containerRuntimeConfig": {"pidsLimit": 3}}
+    client.create(CONTAINERRUNTIMECONFIGS, make_object(CONTAINERRUNTIMECONFIGS, "pids", spec))
+    client.create(MIRRORS, make_object(MIRRORS, "m", {}))
+    with running(server):
+        found = wait_observed(client, "slow-pods")
+        wait_observed(client, "pids", CONTAINERRUNTIMECONFIGS)
+        wait_until(lambda: find_text(client, R))
+        assert found["metadata"]["annotations"] == {SUFFIX: ""}
+        config: Any = client.get(MACHINECONFIGS, K)
+        assert config["metadata"]["labels"] == {ROLE: "worker"}
+        (owner,) = config["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (found["metadata"]["uid"], True)
+        assert read_conditions(client, KUBELETCONFIGS, "slow-pods") == [
+            ("Accepted", "True", "Success"),
+            ("Success", "True", "Success"),
+        ]
+        assert read_conditions(client, CONTAINERRUNTIMECONFIGS, "pids") == [
+            ("Success", "True", "Success")
+        ]
+        before = find_text(client, K)
+        client.patch(KUBELETCONFIGS, "slow-pods", {"spec": {"kubeletConfig": {"maxPods": 8}}})
+        wait_until(lambda: find_text(client, K) != before)
+        wait_observed(client, "slow-pods")
+        for resource, name in (
+            (KUBELETCONFIGS, "slow-pods"), (CONTAINERRUNTIMECONFIGS, "pids"), (MIRRORS, "m"),
+        ):  # fmt: skip
+            client.delete(resource, name)
+        wait_until(lambda: not client.list(MACHINECONFIGS).items)
+
+
+def test_bad_object_changes_nothing_and_says_why(server: LabServer, client: Client) -> None:
+    add_kubelet(client, "a", {"maxPods": 9})
+    with running(server):
+        wait_observed(client, "a")
+        text = find_text(client, K)
+        client.patch(KUBELETCONFIGS, "a", {"spec": {"kubeletConfig": {"bad": 1}}})
+        wait_observed(client, "a")
+        message = "Error: spec: expected no bad field; remove it"
+        assert read_conditions(client, KUBELETCONFIGS, "a") == [
+            ("Accepted", "False", message),
+            ("Failure", "True", message),
+        ]
+        assert find_text(client, K) == text
+        client.create(
+            POLICIES,
+            make_object(
+                POLICIES,
+                "p",
+                {
+                    "scopes": ["bad"],
+                    "policy": {
+                        "rootOfTrust": {"policyType": "PublicKey", "publicKey": {"keyData": "YQ=="}}
+                    },
+                },
+            ),
+        )
+        wait_until(lambda: read_conditions(client, POLICIES, "p"))
+        assert read_conditions(client, POLICIES, "p") == [("Pending", "True", message)]
+        client.patch(POLICIES, "p", {"spec": {"scopes": ["example.com"]}})
+        wait_until(lambda: read_conditions(client, POLICIES, "p")[0][1] == "False")
+        client.patch(KUBELETCONFIGS, "a", {"spec": {"kubeletConfig": {"bad": None}}})
+        wait_until(lambda: read_conditions(client, KUBELETCONFIGS, "a")[1][0] == "Success")
+
+
+def test_problem_of_a_mirror_set_is_an_event(server: LabServer, client: Client) -> None:
+    mirrors = {"imageDigestMirrors": [{"source": "bad"}]}
+    client.create(MIRRORS, make_object(MIRRORS, "m", mirrors))
+    with running(server):
+        events: Any = wait_until(lambda: client.list(EVENTS).items)
+    assert events[0]["involvedObject"]["kind"] == "ImageDigestMirrorSet"
+    assert events[0]["message"] == "Error: spec: expected no bad field; remove it"
+    assert (events[0]["type"], events[0]["reason"]) == ("Warning", "Generate")
+
+
+def test_foreign_config_is_not_overwritten(server: LabServer, client: Client) -> None:
+    client.create(MACHINECONFIGS, make_config(K, make_file("/etc/a", "mine"), role="worker"))
+    add_kubelet(client, "a")
+    with running(server):
+        wait_observed(client, "a")
+        (_, _, message), _ = read_conditions(client, KUBELETCONFIGS, "a")
+    assert message.startswith(f"Error: MachineConfig {K} exists, and no KubeletConfig owns it")
+    assert find_text(client, K) == "data:,mine"
+
+
+def test_refused_write_is_in_the_condition_and_is_retried(
+    server: LabServer, client: Client
+) -> None:
+    add_kubelet(client, "a")
+    add_kubelet(client, "b")
+    refused = [f"{K}-1"]
+
+    class Refusing(KilledTransport):
+        def send(self, request: ApiRequest) -> ApiResponse:
+            if request.method == "POST" and refused and refused[0] in str(request.body):
+                status = {"kind": "Status", "code": 403, "message": "denied by policy small"}
+                return ApiResponse(403, json.dumps(status).encode())
+            answer: ApiResponse = self._transport.send(request)
+            return answer
+
+    with running(server, Refusing):
+        wait_observed(client, "a")
+        wait_observed(client, "b")
+        message = read_conditions(client, KUBELETCONFIGS, "a")[0][2]
+        assert f"cannot write {K}-1" in message
+        assert "denied by policy small" in message
+        assert read_conditions(client, KUBELETCONFIGS, "b")[0][1] == "True"
+        refused.clear()
+        wait_until(lambda: read_conditions(client, KUBELETCONFIGS, "a")[0][1] == "True")
+
+
+def test_mco_that_runs_keeps_the_controller_from_writing(
+    server: LabServer, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    namespace, name = "openshift-machine-config-operator", "machine-config-controller"
+    client.create(NAMESPACES, make_object(NAMESPACES, namespace))
+    pod: Json = {
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"containers": [{"name": "c", "image": "i"}]},
+    }
+    spec: Json = {"replicas": 1, "selector": {"matchLabels": {"a": "b"}}, "template": pod}
+    client.create(
+        DEPLOYMENTS, make_object(DEPLOYMENTS, name, spec, namespace=namespace), namespace=namespace
+    )
+    add_kubelet(client, "a")
+    with running(server):
+        wait_until(lambda: "the Machine Config Operator runs its controllers" in caplog.text)
+        assert not client.list(MACHINECONFIGS).items
+        client.patch(DEPLOYMENTS, name, {"spec": {"replicas": 0}}, namespace=namespace)
+        add_kubelet(client, "b")
+        wait_observed(client, "b")
+
+
+def test_finalizers_of_the_mco_go_after_the_configs(server: LabServer, client: Client) -> None:
+    add_kubelet(client, "a", finalizers=[K, "99-infra-generated-kubelet", "example.com/keep"])
+    with running(server):
+        wait_observed(client, "a")
+        client.delete(KUBELETCONFIGS, "a")
+        wait_until(
+            lambda: (
+                client.get(KUBELETCONFIGS, "a")["metadata"]["finalizers"]  # type: ignore[index]
+                == ["example.com/keep"]
+            )
+        )
+        assert client.find(MACHINECONFIGS, K) is None
+        client.patch(KUBELETCONFIGS, "a", {"metadata": {"finalizers": []}})
+        with pytest.raises(NotFoundError):
+            client.get(KUBELETCONFIGS, "a")
+
+
+def test_taken_over_objects_are_not_written(server: LabServer, client: Client) -> None:
+    """Same contents, conditions and annotations as from the MCO: only our annotation is added."""
+    add_kubelet(client, "a", {"maxPods": 9})
+    with running(server):
+        found = wait_observed(client, "a")
+    config: Any = client.get(MACHINECONFIGS, K)
+    version = "machineconfiguration.openshift.io/generated-by-controller-version"
+    annotations = {version: "0123abc", FROM: None}
+    client.patch(MACHINECONFIGS, K, {"metadata": {"annotations": annotations}})
+    with running(server):
+        wait_until(
+            lambda: FROM in client.get(MACHINECONFIGS, K)["metadata"]["annotations"]  # type: ignore[index]
+        )
+        add_kubelet(client, "b", {"maxPods": 9})
+        wait_observed(client, "b")
+    after: Any = client.get(MACHINECONFIGS, K)
+    assert after["metadata"]["annotations"][version] == "0123abc"
+    assert after["metadata"]["generation"] == config["metadata"]["generation"]
+    unchanged: Any = client.get(KUBELETCONFIGS, "a")
+    assert unchanged["status"]["conditions"][1] == found["status"]["conditions"][1]
+
+
+def arrange_all(client: Client) -> None:
+    """Objects whose generation takes one write of each sort."""
+    add_kubelet(client, "a", {"maxPods": 1})
+    owner: Any = client.get(KUBELETCONFIGS, "a")
+    # The name of older versions of the MCO.
+    old = make_config("99-worker-1-kubelet", make_file("/etc/a", "old"), role="worker")
+    old["metadata"]["ownerReferences"] = [
+        {
+            "apiVersion": KUBELETCONFIGS.api_version,
+            "kind": "KubeletConfig",
+            "name": "a",
+            "uid": owner["metadata"]["uid"],
+        }
+    ]
+    client.create(MACHINECONFIGS, old)
+    add_kubelet(client, "b", {"maxPods": 2})
+    add_kubelet(client, "gone", finalizers=[f"{K}-7"])
+    client.delete(KUBELETCONFIGS, "gone")
+    client.create(MIRRORS, make_object(MIRRORS, "m", {}))
+
+
+@pytest.fixture
+def expected(tmp_path: Any) -> Json:
+    """What an undisturbed controller writes."""
+    with LabServer(tmp_path / "expected") as server, open_client(server.admin_kubeconfig) as client:
+        prepare(client)
+        arrange_all(client)
+        with running(server):
+            wait_settled(client)
+        return read_outcome(client)
+
+
+def prepare(client: Client) -> None:
+    install_kinds(client)
+    for document in installation.load_crds("crds/generate"):
+        client.create(CUSTOMRESOURCEDEFINITIONS, document)
+    add_pool(client)
+
+
+def wait_settled(client: Client) -> None:
+    for name in ("a", "b"):
+        wait_observed(client, name)
+    wait_until(lambda: client.find(KUBELETCONFIGS, "gone") is None)
+    wait_until(lambda: find_text(client, R))
+
+
+def test_kill_after_any_write_changes_nothing_in_the_end(
+    server: LabServer, client: Client, expected: Json
+) -> None:
+    arrange_all(client)
+    writes: list[str] = []
+    while read_outcome(client) != expected:
+        # Each process ends after its first write.
+        assert len(writes) < 20, writes
+        with running(server, KilledTransport) as transport:
+            wait_until(lambda: transport.killed_at or read_outcome(client) == expected)
+        writes.append(transport.killed_at)
+    assert [text.rpartition("/")[2] for text in writes if text] == [
+        "a", "b", "machineconfigs", "machineconfigs", "machineconfigs",
+        "99-worker-1-kubelet", "gone", "status", "status",
+    ]  # fmt: skip
+    with running(server):
+        wait_settled(client)
+    assert read_outcome(client) == expected
+
+
+@pytest.mark.parametrize("is_generating", [True, False])
+def test_pool_waits_for_the_config_of_a_changed_object(
+    server: LabServer, client: Client, *, is_generating: bool
+) -> None:
+    client.create(MACHINECONFIGS, make_config("00-base", make_file("/a", "1"), role="worker"))
+    add_kubelet(client, "a")
+
+    def is_rendered(count: int) -> Callable[[], bool]:
+        return lambda: (
+            count
+            == sum(
+                "rendered-" in item["metadata"]["name"]  # type: ignore[index]
+                for item in client.list(MACHINECONFIGS).items
+            )
+        )
+
+    with open_client(server.write_kubeconfig("render", ["system:masters"])) as own:
+        recorder = EventRecorder(own, "render", "here", CLOCK)
+        render = RenderController(own, CLOCK, recorder, settle_s=0.0, is_generating=is_generating)
+        with run_controllers(own, render):
+            if is_generating:
+                wait_until(lambda: "a" in str(render._unobserved_since))
+                assert is_rendered(0)()
+            status = {"status": {"observedGeneration": 1}}
+            client.patch(KUBELETCONFIGS, "a", status, subresource="status")
+            wait_until(is_rendered(1))
+            client.patch(KUBELETCONFIGS, "a", {"spec": {"kubeletConfig": {"maxPods": 1}}})
+            wait_until(lambda: render._sources[0].find("a").metadata.generation == 2)  # type: ignore[union-attr]
+            body = {"spec": make_config("00-base", make_file("/a", "2"))["spec"]}
+            client.patch(MACHINECONFIGS, "00-base", body)
+            wait_until(lambda: render._unobserved_since)
+            assert is_rendered(1)()
+            client.patch(
+                KUBELETCONFIGS, "a", {"status": {"observedGeneration": 2}}, subresource="status"
+            )
+            wait_until(is_rendered(2))
