@@ -123,11 +123,12 @@ class _Generator:
                 name = result.source.metadata.name
                 present = self.present.values()
                 configs = [config for config in present if _get_owner(config, kind) == name]
-            result.suffix = self.suffixes[result.source.key]
-            result.config_names = sorted(config.name for config in configs)
+            suffix = self.suffixes[result.source.key]
+            self.generation.results[result.source.key] = replace(result, suffix=suffix)
+            result.config_names.extend(sorted(config.name for config in configs))
             self.generation.configs.update((config.name, config) for config in configs)
         for pool in self.pools:
-            _warn_of_replaced_fields(pool, [result for result in results if not result.problems])
+            self._warn_of_replaced_fields(pool, kind)
 
     def generate_registries(self) -> None:
         """Generate from the mirror sets, the image config and the policies of the cluster."""
@@ -308,6 +309,26 @@ class _Generator:
                 remedy=f"remove {suffix} from {kind} {owner}",
             )
 
+    def _warn_of_replaced_fields(
+        self, pool: machineconfigpool.MachineConfigPool, kind: str
+    ) -> None:
+        """Name the fields without effect: of several objects for a pool the last name wins."""
+        named = {
+            _format_name(pool, POOL_KINDS[kind], result.suffix or ""): result
+            for result in self.generation.results.values()
+            if result.source.kind == kind and not result.problems
+        }
+        names = sorted(name for name, result in named.items() if name in result.config_names)
+        for index, name in enumerate(names):
+            for later in names[index + 1 :]:
+                other = named[later].source
+                if fields := _list_replaced_fields(named[name].source, other):
+                    named[name].warnings.append(
+                        f"{', '.join(fields)}: no effect in MachineConfig {name}, because "
+                        f"{other.title} writes the file in {later}; write all fields of a pool in "
+                        "one object"
+                    )
+
     def _select_base(
         self, pool: machineconfigpool.MachineConfigPool
     ) -> list[machineconfig.MachineConfig]:
@@ -341,28 +362,6 @@ class _Generator:
         owners = _build_owners(owner) if owner else ()
         metadata = replace(present.metadata, annotations=annotations, owner_references=owners)
         return replace(present, metadata=metadata, config=ignition)
-
-
-def _warn_of_replaced_fields(
-    pool: machineconfigpool.MachineConfigPool, results: Iterable[sources.ObjectResult]
-) -> None:
-    """Name the fields without effect: of several objects for a pool the last name wins."""
-    named = sorted(
-        (
-            (_format_name(pool, POOL_KINDS[result.source.kind], result.suffix or ""), result)
-            for result in results
-        ),
-        key=lambda entry: entry[0],
-    )
-    named = [(name, result) for name, result in named if name in result.config_names]
-    for index, (name, result) in enumerate(named):
-        for later_name, later in named[index + 1 :]:
-            if fields := _list_replaced_fields(result.source, later.source):
-                result.warnings.append(
-                    f"{', '.join(fields)}: no effect in MachineConfig {name}, because "
-                    f"{later.source.title} writes the file in {later_name}; write all fields of a "
-                    "pool in one object"
-                )
 
 
 def _list_replaced_fields(earlier: sources.SourceObject, later: sources.SourceObject) -> list[str]:

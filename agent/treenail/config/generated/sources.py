@@ -91,9 +91,9 @@ class BaseFiles:
         return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ObjectResult:
-    """What became of one source object; the controller writes it as conditions."""
+    """Result of one source object; the controller writes it as conditions."""
 
     source: SourceObject
     problems: list[ConfigError] = field(default_factory=list)

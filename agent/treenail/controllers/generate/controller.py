@@ -119,19 +119,17 @@ class GenerateController:
             self._read_facts(configs),
             [kind for kind, view in self._sources.items() if view.listed_at is None],
         )
-        for result in generation.results.values():
-            self._write_suffix(result)
+        results = generation.results
+        written = {name: self._write_suffix(result) for name, result in results.items()}
         failures = self._write_configs(generation)
         for name in generation.obsolete:
             self._delete_config(observed[name].config)
         for source in objects.values():
             if source.metadata.is_deleting:
                 self._remove_finalizers(source)
-        for result in generation.results.values():
-            self._write_status(result)
-        self._reported = {
-            key: text for key, text in self._reported.items() if key in generation.results
-        }
+        for title, result in results.items():
+            self._write_status(written[title], result)
+        self._reported = {name: text for name, text in self._reported.items() if name in results}
         if failures:
             raise failures[0]
         return _REFRESH_S
@@ -174,11 +172,12 @@ class GenerateController:
             .get("kubelet", ""),
         )
 
-    def _write_suffix(self, result: sources.ObjectResult) -> None:
+    def _write_suffix(self, result: sources.ObjectResult) -> sources.SourceObject:
         known = result.source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
-        if result.suffix is not None and known != result.suffix:
-            annotations = {key.CONFIG_NAME_SUFFIX: result.suffix}
-            result.source = self._patch(result.source, {"metadata": {"annotations": annotations}})
+        if result.suffix in (None, known):
+            return result.source
+        annotations = {key.CONFIG_NAME_SUFFIX: result.suffix}
+        return self._patch(result.source, {"metadata": {"annotations": annotations}})
 
     def _write_configs(self, generation: generate.Generation) -> list[errors.ClusterError]:
         """Return the errors of a role or an admission webhook; their objects name them."""
@@ -218,8 +217,8 @@ class GenerateController:
         if len(others) < len(finalizers):
             self._patch(source, {"metadata": {"finalizers": others}})
 
-    def _write_status(self, result: sources.ObjectResult) -> None:
-        source, message = result.source, _format_message(result)
+    def _write_status(self, source: sources.SourceObject, result: sources.ObjectResult) -> None:
+        message = _format_message(result)
         if self._reported.get(source.key, "Success") != message:
             self._reported[source.key] = message
             self._report(source, message, is_warning=bool(result.problems or result.warnings))
