@@ -19,6 +19,7 @@ from treenail.api.component_names import NAMESPACE as INSTALLATION
 from treenail.builder.images.attachments import SigningKey
 from treenail.clocks import Clock
 from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.generate.controller import GenerateController
 from treenail.controllers.handover.controller import InstallationGate, InstallController
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.image_build import controller
@@ -309,6 +310,7 @@ def make_controllers(
     mover = ImageMover(ClusterReader(client, CLOCK, namespace=namespace), CLOCK)
     return {
         "render": [RenderController(client, CLOCK, recorder, settle_s=0.0)],
+        "generate": [GenerateController(client, CLOCK, recorder, settle_s=0.0)],
         "rollout": [
             RolloutController(client, CLOCK, gates, recorder, RolloutSettings()),
             MachineConfigNodeController(client, CLOCK),

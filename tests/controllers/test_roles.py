@@ -110,6 +110,12 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("GET", "/api/v1/pods", None),
         ("PATCH", f"{MCO}/machineconfignodes/absent", {}),
     ),
+    "generate": (
+        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("GET", "/api/v1/pods", None),
+        ("PATCH", f"{MCO}/machineconfigpools/absent", {}),
+        ("GET", "/apis/apps/v1/deployments", None),
+    ),
     "rollout": (
         ("POST", f"{MCO}/machineconfigs", {"metadata": {"name": "a"}}),
         ("PATCH", f"{MCO}/machineconfigpools/absent", {}),

@@ -265,7 +265,10 @@ def test_service_account_may_do_exactly_what_the_controllers_do(
     assert denied(server) == frozenset()
     kinds = {str(get_object(each, "metadata")["name"]).partition(".")[0] for each in load_crds()}
     # The lists of kinds that the cluster lacks fail, so nothing watches them.
-    absent = {(name, "watch") for name in {"machineosbuilds", "machineosconfigs"} - kinds}
+    optional = {
+        "machineosbuilds", "machineosconfigs", "kubeletconfigs", "containerruntimeconfigs",
+    }  # fmt: skip
+    absent = {(name, "watch") for name in optional - kinds}
     assert used(server) == _granted_to_controllers() - ASKED_ELSEWHERE - absent
 
 

@@ -47,7 +47,8 @@ CREATED = {
     "provisioning/tokens/token_store.py": ["SECRETS"],
     # tests/installer: the namespace of the manifests, and a Secret that this module builds.
     "installer/bootstrap/cluster_steps.py": ["NAMESPACES", "SECRETS"],
-    # They stay: Nodes name rendered configs, and Events expire.
+    # They stay: Nodes name rendered configs, which contain generated ones, and Events expire.
+    "controllers/generate/controller.py": ["MACHINECONFIGS"],
     "controllers/render/controller.py": ["MACHINECONFIGS"],
     "kube/event_recorder.py": ["EVENTS"],
 }

@@ -11,18 +11,16 @@ from dataclasses import dataclass, field, replace
 from treenail import __version__, label_selector
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
-from treenail.config import merge
+from treenail.config import merge, node_paths
 from treenail.config.generated import container_runtime, kubelet, policies, registries, sources
 from treenail.errors import ConfigError
 
 POOL_KINDS = {"KubeletConfig": "kubelet", "ContainerRuntimeConfig": "containerruntime"}
 """Kinds that select pools, and the end of the names of their MachineConfigs."""
-POLICY_KINDS = ("ClusterImagePolicy", "ImagePolicy")
+POLICY_KINDS = (policies.CLUSTER_KIND, policies.NAMESPACE_KIND)
 _GENERATOR_KINDS = (*POOL_KINDS, "Image", machineconfigpool.KIND)
 _SECTIONS = {"KubeletConfig": "kubeletConfig", "ContainerRuntimeConfig": "containerRuntimeConfig"}
 _SELECTOR = "machineConfigPoolSelector"
-_KUBELET_FILE = "/etc/kubernetes/kubelet.conf"
-_REGISTRIES_FILE = "/etc/containers/registries.conf"
 _MASTER_LABEL = "node-role.kubernetes.io/master"
 _MAX_SUFFIX, _MAX_TITLES, _MAX_SHOWN = 9, 500, 5
 _MORE = "..."
@@ -139,8 +137,10 @@ class _Generator:
             try:
                 if result.source.kind in POLICY_KINDS:
                     policies.check_policy(result.source, others, self.facts)
+                    partial = policies.list_partial_problems(result.source, others)
+                    result.warnings.extend(map(str, partial))
                 else:
-                    registries.check_registries(result.source, others)
+                    registries.check_registries(result.source, others, self.facts)
             except ConfigError as error:
                 result.problems.append(error)
         good = [result for result in used if not result.problems]
@@ -238,10 +238,11 @@ class _Generator:
             return None
         base = sources.BaseFiles(self._select_base(pool))
         written = registries.generate_registry_files(used, base, self.facts)
-        listed = registries.list_registries(used, base.find_text(_REGISTRIES_FILE) or "")
+        text = base.find_text(node_paths.REGISTRIES_CONF) or ""
+        listed = registries.list_registries(used, text, self.facts)
         signed = policies.generate_policy_files(used, base, self.facts, listed)
         # The MCO writes the drop-in with search registries last.
-        first = tuple(file for file in written if file.path == _REGISTRIES_FILE)
+        first = tuple(file for file in written if file.path == node_paths.REGISTRIES_CONF)
         files = (*first, *signed, *(file for file in written if file not in first))
         image = next((source for source in used if source.kind == "Image"), None)
         return self._build_config(name, pool, files, image, used)
@@ -415,9 +416,9 @@ def _find_kubelet_text(
     # The MCO adds feature gates and the Node config to its template; these two have the result.
     for name in (f"98-{pool.name}-generated-kubelet", f"97-{pool.name}-generated-kubelet"):
         first = sources.BaseFiles(config for config in base if config.name == name)
-        if (text := first.find_text(_KUBELET_FILE)) is not None:
+        if (text := first.find_text(kubelet.KUBELET_CONF)) is not None:
             return text
-    return sources.BaseFiles(base).find_text(_KUBELET_FILE)
+    return sources.BaseFiles(base).find_text(kubelet.KUBELET_CONF)
 
 
 def _format_name(pool: machineconfigpool.MachineConfigPool, end: str, suffix: str = "") -> str:

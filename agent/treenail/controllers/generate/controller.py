@@ -290,9 +290,10 @@ def _build_status(
         # The last one decides for the MCO's render controller and for older tools.
         conditions.append({**legacy})
     elif source.kind in generate.POLICY_KINDS:
-        state = {"status": "True", "reason": "NoEffect"}
+        state = {"status": "True" if is_failed else "False", "reason": "NoEffect"}
         if not is_failed:
-            state = {"status": "False", "reason": "Applied"}
+            # The MCO has no condition for a policy that has all of its effect.
+            state["reason"] = "Applied" if message == "Success" else "ConflictScopes"
         conditions.append({"type": "Pending", "observedGeneration": generation, **state})
     else:
         return {}

@@ -1,12 +1,12 @@
-"""Names, suffixes, owners and conflicts of generated MachineConfigs; the files are simple ones."""
+"""Names, suffixes, owners and conflicts of generated MachineConfigs."""
 
 import base64
 import json
 from urllib.parse import quote
 
 import pytest
+import yaml
 
-from tests.fixtures.simple_generators import use_simple_generators
 from treenail.api import machineconfig, machineconfigpool
 from treenail.config.generated import generate, sources
 
@@ -16,11 +16,13 @@ VERSION = "machineconfiguration.openshift.io/generated-by-controller-version"
 FROM = "treenail.io/generated-from"
 BUILT_IN = "machineconfiguration.openshift.io/mco-built-in"
 LIVE = ()
-
-
-@pytest.fixture(autouse=True)
-def _simple_files(monkeypatch):
-    use_simple_generators(monkeypatch)
+FACTS = sources.ClusterFacts(
+    kubeadm_kubelet="{apiVersion: kubelet.config.k8s.io/v1beta1, kind: KubeletConfiguration}"
+)
+BAD = {"logLevel": 99}
+BAD_MIRRORS = {
+    "imageDigestMirrors": [{"source": "a.example.com/x:tag", "mirrors": ["b.example.com"]}]
+}
 
 
 def make_source(name, kind="KubeletConfig", select="worker", suffix=None, at=0, **fields):
@@ -82,7 +84,7 @@ def make_owner(name, kind="KubeletConfig", uid=None):
 
 def generate_all(objects, pools=None, configs=(), incomplete=LIVE):
     by_key = {source.key: source for source in objects}
-    return generate.generate_configs(by_key, pools or [make_pool()], configs, incomplete=incomplete)
+    return generate.generate_configs(by_key, pools or [make_pool()], configs, FACTS, incomplete)
 
 
 def read_files(config):
@@ -123,17 +125,14 @@ def test_config_has_the_owner_label_and_files_of_the_mco():
             {**make_owner("slow-pods"), "controller": True, "blockOwnerDeletion": True}
         ],
     }
-    source = "data:text/plain;charset=utf-8;base64,eyJtYXhQb2RzIjogOX0="
-    file = {
-        "path": "/etc/kubernetes/kubelet.conf",
-        "overwrite": True,
-        "mode": 420,
-        "contents": {"compression": "", "source": source},
-    }
-    assert document["spec"]["config"] == {
-        "ignition": {"version": "3.5.0"},
-        "storage": {"files": [file]},
-    }
+    ignition = document["spec"]["config"]
+    assert ignition["ignition"] == {"version": "3.5.0"}
+    file = ignition["storage"]["files"][-1]
+    begin = "data:text/plain;charset=utf-8;base64,"
+    assert file.pop("contents")["source"].startswith(begin)
+    assert file == {
+        "path": "/etc/kubernetes/kubelet.conf.d/90-treenail.conf", "overwrite": True, "mode": 420,
+    }  # fmt: skip
     assert get_suffixes(generation) == {"slow-pods": ("", [K])}
 
 
@@ -214,7 +213,7 @@ def test_eleventh_object_of_a_pool_is_refused():
         pytest.param(
             make_source("a", suffix="A/.."), None, [], "at most 253 characters", id="bad-name"
         ),
-        pytest.param(make_source("a", spec={"bad": True}), None, [], "bad", id="generator"),
+        pytest.param(make_source("a", spec=BAD), None, [], "spec.logLevel", id="generator"),
     ],
 )  # fmt: skip
 def test_object_with_a_problem_generates_nothing(source, pools, configs, expected):
@@ -226,7 +225,7 @@ def test_object_with_a_problem_generates_nothing(source, pools, configs, expecte
 
 def test_object_with_a_problem_keeps_its_present_configs():
     present = make_config(K, make_owner("a"), files={"/etc/kubernetes/kubelet.conf": "old"})
-    generation = generate_all([make_source("a", spec={"bad": True})], configs=[present])
+    generation = generate_all([make_source("a", spec=BAD)], configs=[present])
     assert generation.configs == {K: present}
     assert (generation.obsolete, get_suffixes(generation)) == ([], {"a": (None, [K])})
 
@@ -282,13 +281,15 @@ def test_equal_config_keeps_the_version_of_the_mco():
 )
 def test_kubelet_base_is_what_the_mco_makes_of_its_template(names, expected):
     path = "/etc/kubernetes/kubelet.conf"
-    base = [make_config(name, files={path: json.dumps({"base": name})}) for name in names]
-    others = [
-        make_config("00-master", role="master", files={path: '{"base":"master"}'}),
-        make_config("00-old", make_owner("z"), files={path: '{"base":"generated"}'}),
-    ]
-    generation = generate_all([make_source("a")], configs=[*others, *base])
-    assert json.loads(read_files(generation.configs[K])[path]) == {"base": expected}
+
+    def make_base(name, role="worker", owner=None):
+        document = {**yaml.safe_load(FACTS.kubeadm_kubelet), "clusterDomain": name}
+        return make_config(name, owner, role, {path: json.dumps(document)})
+
+    others = [make_base("00-master", "master"), make_base("00-old", owner=make_owner("z"))]
+    configs = [*others, *map(make_base, names)]
+    config = generate_all([make_source("a")], configs=configs).configs[K]
+    assert yaml.safe_load(read_files(config)[path])["clusterDomain"] == expected
 
 
 def test_fields_of_the_earlier_of_two_objects_are_named():
@@ -297,7 +298,9 @@ def test_fields_of_the_earlier_of_two_objects_are_named():
     )
     second = make_source("b", suffix="1", fields={"maxPods": 1}, spec={"logLevel": 4})
     runtime = [
-        make_source("r", "ContainerRuntimeConfig", suffix="", fields={"logLevel": "debug", "x": 1}),
+        make_source(
+            "r", "ContainerRuntimeConfig", suffix="", fields={"logLevel": "debug", "pidsLimit": 100}
+        ),
         make_source("s", "ContainerRuntimeConfig", suffix="1", fields={"logLevel": "info"}),
     ]
     generation = generate_all([first, second, *runtime])
@@ -317,23 +320,29 @@ R = "99-worker-generated-registries"
 
 
 def test_registries_come_from_all_sets_and_belong_to_the_image_config():
-    objects = [
-        make_mirrors("cluster", "Image"),
-        make_mirrors("m"),
-        make_mirrors("p", "ImagePolicy"),
-    ]
-    base = make_config("00-worker", files={"/etc/containers/registries.conf": "base:"})
-    config = generate_all(objects, configs=[base]).configs[R]
-    assert read_files(config) == {
-        "/etc/containers/registries.conf": "base:cluster,m,p",
-        "/etc/containers/policy.json": "3",
-        "/etc/containers/registries.conf.d/search.conf": "",
+    lists = {
+        "blockedRegistries": ["bad.example.com"],
+        "containerRuntimeSearchRegistries": ["s.example.com"],
     }
-    assert [*read_files(config)][-1].endswith("search.conf")
+    mirror = {"source": "a.example.com", "mirrors": ["b.example.com"]}
+    objects = [
+        make_mirrors("cluster", "Image", registrySources=lists),
+        make_mirrors("m", imageDigestMirrors=[mirror]),
+    ]
+    text = 'unqualified-search-registries = ["base.example.com"]'
+    base = make_config("00-worker", files={"/etc/containers/registries.conf": text})
+    config = generate_all(objects, configs=[base]).configs[R]
+    files = read_files(config)
+    assert [path.rpartition("/")[2] for path in files] == [
+        "registries.conf", "policy.json", "01-image-searchRegistries.conf",
+    ]  # fmt: skip
+    for name in ("base", "bad", "a", "b"):
+        assert f'"{name}.example.com"' in files["/etc/containers/registries.conf"]
+    assert "bad.example.com" in files["/etc/containers/policy.json"]
     assert [owner.to_json() for owner in config.metadata.owner_references] == [
         make_owner("cluster", "Image")
     ]
-    assert config.metadata.annotations[FROM] == "Image/cluster,ImageDigestMirrorSet/m,ImagePolicy/p"
+    assert config.metadata.annotations[FROM] == "Image/cluster,ImageDigestMirrorSet/m"
 
 
 def test_registries_without_an_image_config_have_no_owner():
@@ -358,21 +367,23 @@ def test_registries_are_for_built_in_pools_if_the_cluster_has_any(labels, expect
 
 def test_bad_set_that_had_no_effect_is_left_out():
     present = generate_all([make_mirrors("m")]).configs[R]
-    objects = [make_mirrors("m"), make_mirrors("n"), make_mirrors("b", bad=True)]
+    objects = [make_mirrors("m"), make_mirrors("n"), make_mirrors("b", **BAD_MIRRORS)]
     generation = generate_all(objects, configs=[present])
     assert generation.configs[R].metadata.annotations[FROM] == (
         "ImageDigestMirrorSet/m,ImageDigestMirrorSet/n"
     )
-    assert describe_problems(generation) == {
-        "m": "", "n": "", "b": "spec: expected no bad field: remove it",
-    }  # fmt: skip
+    problems = describe_problems(generation)
+    assert (problems["m"], problems["n"]) == ("", "")
+    assert "spec.imageDigestMirrors[0].source" in problems["b"]
 
 
 @pytest.mark.parametrize("origin", ["ImageDigestMirrorSet/b,ImageDigestMirrorSet/m", "", "...,x/y"])
 def test_bad_set_in_effect_keeps_the_present_config(origin):
     annotations = {FROM: origin} if origin else {}
     present = make_config(R, make_owner("cluster", "Image"), annotations=annotations)
-    generation = generate_all([make_mirrors("m"), make_mirrors("b", bad=True)], configs=[present])
+    generation = generate_all(
+        [make_mirrors("m"), make_mirrors("b", **BAD_MIRRORS)], configs=[present]
+    )
     assert generation.configs == {R: present}
     assert (
         f"{R} stays as it is: it was generated also from ImageDigestMirrorSet/b"
