@@ -302,6 +302,12 @@ class Place:
         transport.close()
 
 
+def has_access(account: Cluster) -> bool:
+    """Whether the role of a controller has effect: each one may list Nodes or pools."""
+    paths = ("/api/v1/nodes", "/apis/machineconfiguration.openshift.io/v1/machineconfigpools")
+    return any(account.get(path).code == 200 for path in paths)
+
+
 def make_controllers(
     client: Client, recorder: EventRecorder, metrics: ControllerMetrics, namespace: str
 ) -> dict[str, list[Controller]]:

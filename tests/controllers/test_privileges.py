@@ -24,7 +24,7 @@ from tests.controllers.access_matrix import (
     find_named_cells,
     list_cells,
 )
-from tests.controllers.clusters import LIMIT_S
+from tests.controllers.clusters import LIMIT_S, has_access
 from tests.controllers.test_roles import MCO, Agents, run_alone
 from tests.fixtures.clusters import KUBECONFIG
 from tests.fixtures.objects import collection_of
@@ -140,7 +140,7 @@ def test_controller_has_the_verbs_of_its_manifests_and_no_other(
     try:
         matrix = make_matrix(kubeconfig, place.prefix)
         account = Cluster.of_kubeconfig(place.account_kubeconfig())
-        wait_until(lambda: account.get("/api/v1/nodes").code == 200, limit_s=LIMIT_S)
+        wait_until(lambda: has_access(account), limit_s=LIMIT_S)
         documents = installation.build_documents(place.options)
         allowed = matrix.check_account(account, documents, "ServiceAccount", NAME)
         matrix.record(f"the controller {controller}", allowed)

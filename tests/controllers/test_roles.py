@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.client import STRATEGIC, Answer, Cluster, Json
 from tests.contract.csr import REQUESTS
-from tests.controllers.clusters import LIMIT_S, Place
+from tests.controllers.clusters import LIMIT_S, Place, has_access
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.kube.resources import MACHINECONFIGS, NODES
@@ -172,7 +172,7 @@ def test_controller_is_refused_what_others_do(
     place = run_alone(kubeconfig, tmp_path, controller)
     try:
         account = Cluster.of_kubeconfig(place.account_kubeconfig())
-        wait_until(lambda: account.get("/api/v1/nodes").code == 200, limit_s=LIMIT_S)
+        wait_until(lambda: has_access(account), limit_s=LIMIT_S)
         assert find_allowed(account, NEVER + OTHERS[controller]) == []
         # In its own namespace it reads no Secret but those of gates, builds and installations.
         secret = f"/api/v1/namespaces/{place.prefix}/secrets/absent"

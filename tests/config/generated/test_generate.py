@@ -200,15 +200,15 @@ def test_eleventh_object_of_a_pool_is_refused():
             None, [], "spec.machineConfigPoolSelector", id="unreadable-selector",
         ),
         pytest.param(
-            make_source("a"), None, [make_config(K)], f"{K} exists, and no KubeletConfig owns it",
+            make_source("a"), None, [make_config(K)], f"{K}: expected KubeletConfig a as its owner",
             id="foreign",
         ),
         pytest.param(
             make_source("a"), None, [make_config(K, make_owner("x", "ContainerRuntimeConfig"))],
-            "no KubeletConfig owns it", id="of-another-kind",
+            "found no KubeletConfig", id="of-another-kind",
         ),
         pytest.param(
-            make_source("a"), [make_pool(roles=["other"])], [], "it does not", id="no-role"
+            make_source("a"), [make_pool(roles=["other"])], [], "to select its label", id="no-role"
         ),
         pytest.param(
             make_source("a", suffix="A/.."), None, [], "at most 253 characters", id="bad-name"
@@ -238,14 +238,14 @@ def test_copied_annotation_is_refused_for_the_copy():
     assert generation.configs[K].metadata.owner_references[0].name == "z"
     problems = describe_problems(generation)
     assert problems["z"] == ""
-    assert "generated from another KubeletConfig" in problems["a"]
+    assert "expected one KubeletConfig with this suffix" in problems["a"]
     assert "remove the annotation" in problems["a"]
 
 
 def test_copied_annotation_of_a_new_object_is_refused_for_the_newer_one():
     generation = generate_all([make_source("a", suffix="", at=2), make_source("b", suffix="")])
     assert generation.configs[K].metadata.owner_references[0].name == "b"
-    assert "generated from another" in describe_problems(generation)["a"]
+    assert "with this suffix" in describe_problems(generation)["a"]
 
 
 def test_config_of_a_deleted_owner_is_taken_over():
@@ -309,7 +309,7 @@ def test_fields_of_the_earlier_of_two_objects_are_named():
     }
     assert [len(lines) for lines in warnings.values()] == [1, 0, 1, 0]
     assert warnings["a"][0].startswith(
-        f"spec.logLevel, spec.kubeletConfig.podsPerCore: no effect in MachineConfig {K}, because "
+        f"spec.kubeletConfig.podsPerCore, spec.logLevel: no effect in MachineConfig {K}, because "
         f"KubeletConfig b writes the file in {K}-1"
     )
     assert warnings["r"][0].startswith("spec.containerRuntimeConfig.logLevel: no effect")
@@ -395,7 +395,7 @@ def test_bad_set_in_effect_keeps_the_present_config(origin):
 def test_registries_of_a_foreign_owner_are_not_overwritten():
     generation = generate_all([make_mirrors("m")], configs=[make_config(R)])
     assert (generation.configs, generation.obsolete) == ({}, [])
-    assert "no Image owns it" in describe_problems(generation)["m"]
+    assert "found no Image" in describe_problems(generation)["m"]
 
 
 def test_missing_object_of_an_incomplete_kind_keeps_the_config():

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.config.generated.random_policies import make_key
+from tests.controllers.image_build.site import MovableClock
 from tests.controllers.installed import OPTIONS, account_kubeconfig, apply, denied, used
 from tests.fixtures.controllers import CLOCK, open_client, run_controllers
 from tests.fixtures.objects import ROLE, install_kinds, make_config, make_file, make_object
@@ -265,7 +266,7 @@ def test_foreign_config_is_not_overwritten(server: LabServer, client: Client) ->
     with running(server):
         wait_observed(client, "a")
         (_, _, message), _ = read_conditions(client, KUBELETCONFIGS, "a")
-    assert message.startswith(f"Error: MachineConfig {K} exists, and no KubeletConfig owns it")
+    assert f"{K}: expected KubeletConfig a as its owner" in message
     assert find_text(client, K) == "data:,mine"
 
 
@@ -492,3 +493,19 @@ def test_pool_waits_for_the_config_of_a_changed_object(
                 KUBELETCONFIGS, "a", {"status": {"observedGeneration": 2}}, subresource="status"
             )
             wait_until(is_rendered(2))
+
+
+def test_wait_for_a_controller_that_does_not_come_ends_with_a_warning(
+    server: LabServer, client: Client
+) -> None:
+    add_kubelet(client, "a")
+    clock = MovableClock()
+    with open_client(server.write_kubeconfig("render", ["system:masters"])) as own:
+        recorder = EventRecorder(own, "render", "here", CLOCK)
+        render = RenderController(own, clock, recorder, settle_s=0.0, is_generating=True)
+        with run_controllers(own, render):
+            wait_until(lambda: render._unobserved_since)
+            clock.move(61.0)
+            events: Any = wait_until(lambda: client.list(EVENTS).items)
+    assert "KubeletConfig a: no MachineConfig contains its generation 1 yet" in str(events)
+    assert any(name.startswith("rendered-") for name in list_configs(client))

@@ -5,12 +5,14 @@ suffixes, owners and contents are those of the Machine Config Operator (MCO).
 """
 
 import base64
+import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from treenail import __version__, label_selector
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfig, machineconfigpool, object_meta
+from treenail.api import decode, machineconfigpool, object_meta
+from treenail.api.machineconfig import MachineConfig
 from treenail.config import merge, node_paths
 from treenail.config.generated import container_runtime, kubelet, policies, registries, sources
 from treenail.errors import ConfigError
@@ -19,18 +21,20 @@ POOL_KINDS = {"KubeletConfig": "kubelet", "ContainerRuntimeConfig": "containerru
 """Kinds that select pools, and the end of the names of their MachineConfigs."""
 POLICY_KINDS = (policies.CLUSTER_KIND, policies.NAMESPACE_KIND)
 _GENERATOR_KINDS = (*POOL_KINDS, "Image", machineconfigpool.KIND)
-_SECTIONS = {"KubeletConfig": "kubeletConfig", "ContainerRuntimeConfig": "containerRuntimeConfig"}
 _SELECTOR = "machineConfigPoolSelector"
 _MASTER_LABEL = "node-role.kubernetes.io/master"
 _MAX_SUFFIX, _MAX_TITLES, _MAX_SHOWN = 9, 500, 5
 _MORE = "..."
+_SUFFIX_TITLE = f"the annotation {key.CONFIG_NAME_SUFFIX}"
+
+_Pool = machineconfigpool.MachineConfigPool
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """The generated MachineConfigs by name, and one result for each object."""
 
-    configs: dict[str, machineconfig.MachineConfig] = field(default_factory=dict)
+    configs: dict[str, MachineConfig] = field(default_factory=dict)
     results: dict[tuple[str, str, str], sources.ObjectResult] = field(default_factory=dict)
     obsolete: list[str] = field(default_factory=list)
     """Present MachineConfigs that were generated and that no object requires."""
@@ -38,8 +42,8 @@ class Generation:
 
 def generate_configs(
     objects: sources.Sources,
-    pools: Iterable[machineconfigpool.MachineConfigPool],
-    configs: Iterable[machineconfig.MachineConfig],
+    pools: Iterable[_Pool],
+    configs: Iterable[MachineConfig],
     facts: sources.ClusterFacts = sources.EMPTY_FACTS,
     incomplete: Collection[str] = tuple(sources.GROUP_VERSIONS),
 ) -> Generation:
@@ -49,7 +53,7 @@ def generate_configs(
     one, is in the result unchanged. The cluster may have objects of the ``incomplete`` kinds that
     ``objects`` lacks, as files do: what such objects generated stays too.
     """
-    generator = _Generator(objects, pools, configs, facts, incomplete)
+    generator = _Generator(objects, pools, configs, facts, frozenset(incomplete))
     for kind in POOL_KINDS:
         generator.generate_pool_kind(kind)
     generator.generate_registries()
@@ -57,22 +61,19 @@ def generate_configs(
     return generator.generation
 
 
-def find_generator(config: machineconfig.MachineConfig) -> str:
+def find_generator(config: MachineConfig) -> str:
     """Return the kind that a generated MachineConfig comes from; empty for any other config.
 
     It is Image for mirror sets and policies too, and the pool for a rendered config.
     """
-    kinds = [owner.kind for owner in config.metadata.owner_references]
-    kinds += [title.partition("/")[0] for title in _list_titles(config)[:1]]
-    known = next((kind for kind in kinds if kind in _GENERATOR_KINDS), "")
-    return known or ("Image" if _list_titles(config) else "")
+    titles = _list_titles(config)
+    kinds = [owner.kind for owner in config.metadata.owner_references] + _list_kinds(titles)
+    known = (kind for kind in kinds if kind in _GENERATOR_KINDS)
+    return next(known, "Image" if titles else "")
 
 
 def find_unobserved(
-    pool: machineconfigpool.MachineConfigPool,
-    objects: Iterable[sources.SourceObject],
-    *,
-    is_generating: bool,
+    pool: _Pool, objects: Iterable[sources.SourceObject], *, is_generating: bool
 ) -> sources.SourceObject | None:
     """Return an object of the pool whose last change no controller has observed yet.
 
@@ -90,41 +91,43 @@ class _Generator:
     def __init__(
         self,
         objects: sources.Sources,
-        pools: Iterable[machineconfigpool.MachineConfigPool],
-        configs: Iterable[machineconfig.MachineConfig],
+        pools: Iterable[_Pool],
+        configs: Iterable[MachineConfig],
         facts: sources.ClusterFacts,
-        incomplete: Collection[str],
+        incomplete: frozenset[str],
     ) -> None:
-        self.facts = facts
-        self.incomplete = frozenset(incomplete)
+        self.facts, self.incomplete = facts, incomplete
         self.pools = sorted(pools, key=lambda pool: pool.name)
         self.present = {config.name: config for config in configs}
         self.base = [config for config in self.present.values() if not find_generator(config)]
         self.objects = sorted(
             objects.values(), key=lambda source: (source.metadata.created, source.key)
         )
-        self.suffixes = {source.key: _get_suffix(source) for source in self.objects}
+        # An object that is being deleted generates nothing, but nobody else gets its suffix.
+        self.suffixes = {
+            source.key: source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
+            for source in self.objects
+        }
         live = [source for source in self.objects if not source.metadata.is_deleting]
         results = {source.key: sources.ObjectResult(source) for source in live}
         self.generation = Generation(results=results)
+        self.registry_files: dict[object, tuple[sources.GeneratedFile, ...]] = {}
 
     def generate_pool_kind(self, kind: str) -> None:
         """Generate from the objects of a kind that selects pools."""
-        results = [
-            result for result in self.generation.results.values() if result.source.kind == kind
-        ]
-        for result in results:
+        for result in [*self.generation.results.values()]:
+            source = result.source
+            if source.kind != kind:
+                continue
             try:
-                configs = self._build_pool_configs(result.source)
+                configs = self._build_pool_configs(source)
             except ConfigError as error:
                 result.problems.append(error)
-                name = result.source.metadata.name
-                present = self.present.values()
+                name, present = source.metadata.name, self.present.values()
                 configs = [config for config in present if _get_owner(config, kind) == name]
-            suffix = self.suffixes[result.source.key]
-            self.generation.results[result.source.key] = replace(result, suffix=suffix)
             result.config_names.extend(sorted(config.name for config in configs))
             self.generation.configs.update((config.name, config) for config in configs)
+            self.generation.results[source.key] = replace(result, suffix=self.suffixes[source.key])
         for pool in self.pools:
             self._warn_of_replaced_fields(pool, kind)
 
@@ -144,13 +147,13 @@ class _Generator:
             except ConfigError as error:
                 result.problems.append(error)
         good = [result for result in used if not result.problems]
-        bad = [result.source for result in used if result.problems]
+        bad = [_format_title(result.source) for result in used if result.problems]
         built_in = [pool for pool in self.pools if key.BUILT_IN_POOL in pool.metadata.labels]
-        for pool in built_in or self.pools:
+        for pool in (built_in or self.pools) if used else ():
             name = _format_name(pool, "registries")
             present = self.present.get(name)
             try:
-                config = self._build_registries(pool, name, [result.source for result in good], bad)
+                config = self._build_registries(pool, name, [each.source for each in good], bad)
             except ConfigError as error:
                 config = present if present and _get_owner(present, "Image") else None
                 for result in good:
@@ -173,19 +176,17 @@ class _Generator:
                     f"MachineConfig {name} stays, although the object does not select its pool; to "
                     f"remove it: kubectl delete machineconfig {name}"
                 )
-            elif self.incomplete.isdisjoint([kind, *map(_get_kind, titles)]):
+            elif self.incomplete.isdisjoint([kind, *_list_kinds(titles)]):
                 self.generation.obsolete.append(name)
 
-    def _build_pool_configs(
-        self, source: sources.SourceObject
-    ) -> list[machineconfig.MachineConfig]:
+    def _build_pool_configs(self, source: sources.SourceObject) -> list[MachineConfig]:
         selector = _read_selector(source)
         pools = [pool for pool in self.pools if selector.matches(pool.metadata.labels)]
         if not pools:
-            known = ", ".join(pool.name for pool in self.pools[:_MAX_SHOWN])
+            known = ", ".join(pool.name for pool in self.pools[:_MAX_SHOWN]) or "no pools"
             raise ConfigError(
                 f"spec.{_SELECTOR}: expected the labels of a MachineConfigPool, found "
-                f"{selector.query:.200}, which selects none of {known or 'no pools'}",
+                f"{selector.query:.200}, which selects none of {known}",
                 remedy="set the labels on a pool, or correct the selector",
             )
         if source.kind == "KubeletConfig":
@@ -193,11 +194,12 @@ class _Generator:
             kubelet.check_kubelet_config(source, is_control_plane=is_control_plane)
         else:
             container_runtime.check_runtime_config(source)
-        if self.suffixes[source.key] is None:
-            self.suffixes[source.key] = self._choose_suffix(source, pools)
+        suffix = self.suffixes[source.key]
+        if suffix is None:
+            suffix = self.suffixes[source.key] = self._choose_suffix(source, pools)
         built = []
         for pool in pools:
-            name = _format_name(pool, POOL_KINDS[source.kind], self.suffixes[source.key] or "")
+            name = _format_name(pool, POOL_KINDS[source.kind], suffix)
             self._check_writable(name, pool, source.kind, source.metadata.name)
             base = self._select_base(pool)
             if source.kind == "KubeletConfig":
@@ -209,24 +211,20 @@ class _Generator:
         return built
 
     def _build_registries(
-        self,
-        pool: machineconfigpool.MachineConfigPool,
-        name: str,
-        used: list[sources.SourceObject],
-        bad: list[sources.SourceObject],
-    ) -> machineconfig.MachineConfig | None:
-        if not used and not bad:
-            return None
+        self, pool: _Pool, name: str, used: list[sources.SourceObject], bad: list[str]
+    ) -> MachineConfig | None:
         self._check_writable(name, pool, "Image", "cluster")
         # What a source in effect says stays until all of them are readable. Without titles the MCO
         # generated the config, from all objects.
         present = self.present.get(name)
         titles = _list_titles(present) if present else []
-        known = {_format_title(source) for source in (*used, *bad)}
+        known = {*map(_format_title, used), *bad}
         has_all = present is not None and (not titles or _MORE in titles)
-        waits = [title for title in map(_format_title, bad) if has_all or title in titles]
+        waits = [title for title in bad if has_all or title in titles]
         waits += [
-            title for title in titles if title not in known and _get_kind(title) in self.incomplete
+            title
+            for title in titles
+            if title not in known and {*_list_kinds([title])} & self.incomplete
         ]
         if waits:
             raise ConfigError(
@@ -236,20 +234,27 @@ class _Generator:
             )
         if not used:
             return None
-        base = sources.BaseFiles(self._select_base(pool))
-        written = registries.generate_registry_files(used, base, self.facts)
-        text = base.find_text(node_paths.REGISTRIES_CONF) or ""
-        listed = registries.list_registries(used, text, self.facts)
-        signed = policies.generate_policy_files(used, base, self.facts, listed)
-        # The MCO writes the drop-in with search registries last.
-        first = tuple(file for file in written if file.path == node_paths.REGISTRIES_CONF)
-        files = (*first, *signed, *(file for file in written if file not in first))
+        files = self._generate_registry_files(used, sources.BaseFiles(self._select_base(pool)))
         image = next((source for source in used if source.kind == "Image"), None)
         return self._build_config(name, pool, files, image, used)
 
-    def _choose_suffix(
-        self, source: sources.SourceObject, pools: Iterable[machineconfigpool.MachineConfigPool]
-    ) -> str:
+    def _generate_registry_files(
+        self, used: list[sources.SourceObject], base: sources.BaseFiles
+    ) -> tuple[sources.GeneratedFile, ...]:
+        text = base.find_text(node_paths.REGISTRIES_CONF) or ""
+        # Most pools have the same base.
+        inputs = text, base.find_text(policies.POLICY_PATH)
+        if inputs not in self.registry_files:
+            written = registries.generate_registry_files(used, base, self.facts)
+            listed = registries.list_registries(used, text, self.facts)
+            signed = policies.generate_policy_files(used, base, self.facts, listed)
+            # The MCO writes the drop-in with search registries last.
+            first = tuple(file for file in written if file.path == node_paths.REGISTRIES_CONF)
+            rest = (file for file in written if file not in first)
+            self.registry_files[inputs] = (*first, *signed, *rest)
+        return self.registry_files[inputs]
+
+    def _choose_suffix(self, source: sources.SourceObject, pools: Iterable[_Pool]) -> str:
         """Choose the suffix of an object without annotation.
 
         It keeps the name that it has. A new object gets the next number, unless it is the only
@@ -263,56 +268,43 @@ class _Generator:
                 if is_own and (name == begin or name.startswith(f"{begin}-")):
                     return name.removeprefix(begin).removeprefix("-")
             rivals = [
-                self.suffixes[other.key]
+                self.suffixes[other.key] or ""
                 for other in self.objects
                 if other.kind == source.kind and other is not source and _selects(other, pool)
             ]
             if rivals:
-                numbers = (int(text) for text in rivals if text and text.isdecimal())
+                numbers = (int(text) for text in rivals if text.isdecimal())
                 number = max(number, max(numbers, default=0) + 1)
         if number > _MAX_SUFFIX:
             raise ConfigError(
                 f"expected at most {_MAX_SUFFIX + 1} objects of kind {source.kind} for a pool, "
-                f"found one more than the last name with the suffix {_MAX_SUFFIX}",
+                f"found another one with the suffix {_MAX_SUFFIX}",
                 remedy="write all fields of the pool in one object, and delete the others",
             )
         return str(number or "")
 
-    def _check_writable(
-        self, name: str, pool: machineconfigpool.MachineConfigPool, kind: str, owner: str
-    ) -> None:
+    def _check_writable(self, name: str, pool: _Pool, kind: str, owner: str) -> None:
         """Raise for a config that belongs to another object, or that its pool does not select."""
-        suffix = f"the annotation {key.CONFIG_NAME_SUFFIX}"
-        if not object_meta.is_object_name(name):
-            raise ConfigError(
-                f"cannot generate MachineConfig {name:.300}: expected at most 253 characters a-z, "
-                f"0-9, - and .; found {len(name)}",
-                remedy=f"shorten the name of the pool, or remove {suffix}",
-            )
-        selector = pool.machine_config_selector
-        if selector is None or not selector.matches({merge.ROLE: pool.name}):
-            raise ConfigError(
-                f"MachineConfigPool {pool.name}: spec.machineConfigSelector: expected to match "
-                f"{merge.ROLE}={pool.name}, the label of MachineConfig {name}; it does not",
-                remedy=f"add {pool.name} to the values of {merge.ROLE} in the selector",
-            )
-        present = self.present.get(name)
+        present, selector = self.present.get(name), pool.machine_config_selector
         found = _get_owner(present, kind) if present else owner
-        if found is None:
-            raise ConfigError(
-                f"MachineConfig {name} exists, and no {kind} owns it",
-                remedy=f"delete it, or create it again with another name: kubectl get mc {name}",
-            )
         is_foreign = found != owner and (kind, "", found) in self.generation.results
-        if is_foreign or name in self.generation.configs:
-            raise ConfigError(
-                f"MachineConfig {name} is generated from another {kind}",
-                remedy=f"remove {suffix} from {kind} {owner}",
-            )
+        if not object_meta.is_object_name(name):
+            problem = f"expected a name of at most 253 characters a-z, 0-9, -, found {name:.300}"
+            remedy = f"shorten the name of the pool, or remove {_SUFFIX_TITLE}"
+        elif selector is None or not selector.matches({merge.ROLE: pool.name}):
+            problem = f"expected MachineConfigPool {pool.name} to select its label, found another"
+            remedy = f"add {pool.name} to the values of {merge.ROLE} in machineConfigSelector"
+        elif found is None:
+            problem = f"expected {kind} {owner} as its owner, found no {kind}"
+            remedy = "delete the MachineConfig, or create it again with another name"
+        elif is_foreign or name in self.generation.configs:
+            problem = f"expected one {kind} with this suffix for the pool, found another one"
+            remedy = f"remove {_SUFFIX_TITLE} from {kind} {owner}"
+        else:
+            return
+        raise ConfigError(f"cannot generate MachineConfig {name:.300}: {problem}", remedy=remedy)
 
-    def _warn_of_replaced_fields(
-        self, pool: machineconfigpool.MachineConfigPool, kind: str
-    ) -> None:
+    def _warn_of_replaced_fields(self, pool: _Pool, kind: str) -> None:
         """Name the fields without effect: of several objects for a pool the last name wins."""
         named = {
             _format_name(pool, POOL_KINDS[kind], result.suffix or ""): result
@@ -320,19 +312,16 @@ class _Generator:
             if result.source.kind == kind and not result.problems
         }
         names = sorted(name for name, result in named.items() if name in result.config_names)
-        for index, name in enumerate(names):
-            for later in names[index + 1 :]:
-                other = named[later].source
-                if fields := _list_replaced_fields(named[name].source, other):
-                    named[name].warnings.append(
-                        f"{', '.join(fields)}: no effect in MachineConfig {name}, because "
-                        f"{other.title} writes the file in {later}; write all fields of a pool in "
-                        "one object"
-                    )
+        for name, later in itertools.combinations(names, 2):
+            other = named[later].source
+            if fields := _list_replaced_fields(named[name].source.spec, other.spec):
+                named[name].warnings.append(
+                    f"{', '.join(fields)}: no effect in MachineConfig {name}, because "
+                    f"{other.title} writes the file in {later}; write all fields of a pool in one "
+                    "object"
+                )
 
-    def _select_base(
-        self, pool: machineconfigpool.MachineConfigPool
-    ) -> list[machineconfig.MachineConfig]:
+    def _select_base(self, pool: _Pool) -> list[MachineConfig]:
         selector = pool.machine_config_selector
         return [
             config for config in self.base if selector and selector.matches(config.metadata.labels)
@@ -341,45 +330,44 @@ class _Generator:
     def _build_config(
         self,
         name: str,
-        pool: machineconfigpool.MachineConfigPool,
+        pool: _Pool,
         files: Iterable[sources.GeneratedFile],
         owner: sources.SourceObject | None,
         objects: Iterable[sources.SourceObject],
-    ) -> machineconfig.MachineConfig:
-        titles = sorted(_format_title(source) for source in objects)
+    ) -> MachineConfig:
+        titles = sorted(map(_format_title, objects))
         if len(titles) > _MAX_TITLES:
             titles[_MAX_TITLES:] = [_MORE]
-        annotations = {
-            merge.GENERATED_BY: f"treenail-{__version__}",
-            key.GENERATED_FROM: ",".join(titles),
-        }
+        annotations = {merge.GENERATED_BY: f"treenail-{__version__}"}
         new = object_meta.ObjectMeta(name=name, labels={merge.ROLE: pool.name})
-        present = self.present.get(name, machineconfig.MachineConfig(new))
+        present = self.present.get(name, MachineConfig(new))
         ignition = _build_ignition(files)
         if present.config == ignition:
             # The MCO need not write its own version again after a handback.
             annotations |= present.metadata.annotations
-            annotations[key.GENERATED_FROM] = ",".join(titles)
-        owners = _build_owners(owner) if owner else ()
-        metadata = replace(present.metadata, annotations=annotations, owner_references=owners)
+        annotations[key.GENERATED_FROM] = ",".join(titles)
+        metadata = replace(
+            present.metadata, annotations=annotations, owner_references=_build_owners(owner)
+        )
         return replace(present, metadata=metadata, config=ignition)
 
 
-def _list_replaced_fields(earlier: sources.SourceObject, later: sources.SourceObject) -> list[str]:
-    section = _SECTIONS[earlier.kind]
-    # A KubeletConfig writes the whole kubelet.conf; other files are of one field each.
-    is_whole = earlier.kind == "KubeletConfig"
-    others = later.get_spec().get_object(section).values
-    fields = [
-        f"spec.{name}"
-        for name, value in earlier.spec.items()
-        if name not in (section, _SELECTOR) and later.spec.get(name, value) != value
-    ]
-    fields += [
-        f"spec.{section}.{name}"
-        for name, value in earlier.get_spec().get_object(section).values.items()
-        if (is_whole or name in others) and others.get(name) != value
-    ]
+def _list_replaced_fields(earlier: decode.Json, later: decode.Json) -> list[str]:
+    fields = []
+    for section in ("kubeletConfig", "containerRuntimeConfig"):
+        # A KubeletConfig writes the whole kubelet.conf; other files are of one field each.
+        own, others = (
+            decode.Fields(spec, "").get_object(section).values for spec in (earlier, later)
+        )
+        is_whole = section == "kubeletConfig"
+        fields += [
+            f"spec.{section}.{name}"
+            for name, value in own.items()
+            if (is_whole or name in others) and others.get(name) != value
+        ]
+    for name in ("logLevel", "autoSizingReserved", "tlsSecurityProfile"):
+        if name in earlier and later.get(name, earlier[name]) != earlier[name]:
+            fields.append(f"spec.{name}")
     more = [f"{len(fields) - _MAX_SHOWN} more"] if len(fields) > _MAX_SHOWN else []
     return fields[:_MAX_SHOWN] + more
 
@@ -396,13 +384,14 @@ def _read_selector(source: sources.SourceObject) -> label_selector.LabelSelector
     return selector
 
 
-def _selects(source: sources.SourceObject, pool: machineconfigpool.MachineConfigPool) -> bool:
-    return bool(source.spec.get(_SELECTOR)) and label_selector.matches_selector(
-        source.spec[_SELECTOR], pool.metadata.labels
-    )
+def _selects(source: sources.SourceObject, pool: _Pool) -> bool:
+    try:
+        return _read_selector(source).matches(pool.metadata.labels)
+    except ConfigError:
+        return False
 
 
-def _is_control_plane(pool: machineconfigpool.MachineConfigPool) -> bool:
+def _is_control_plane(pool: _Pool) -> bool:
     requirements = pool.node_selector.requirements if pool.node_selector else ()
     return pool.name in machineconfigpool.CONTROL_PLANE_POOLS or any(
         requirement.key == _MASTER_LABEL and requirement.operator in ("Exists", "In")
@@ -410,9 +399,7 @@ def _is_control_plane(pool: machineconfigpool.MachineConfigPool) -> bool:
     )
 
 
-def _find_kubelet_text(
-    pool: machineconfigpool.MachineConfigPool, base: list[machineconfig.MachineConfig]
-) -> str | None:
+def _find_kubelet_text(pool: _Pool, base: list[MachineConfig]) -> str | None:
     # The MCO adds feature gates and the Node config to its template; these two have the result.
     for name in (f"98-{pool.name}-generated-kubelet", f"97-{pool.name}-generated-kubelet"):
         first = sources.BaseFiles(config for config in base if config.name == name)
@@ -421,7 +408,7 @@ def _find_kubelet_text(
     return sources.BaseFiles(base).find_text(kubelet.KUBELET_CONF)
 
 
-def _format_name(pool: machineconfigpool.MachineConfigPool, end: str, suffix: str = "") -> str:
+def _format_name(pool: _Pool, end: str, suffix: str = "") -> str:
     return f"99-{pool.name}-generated-{end}" + (f"-{suffix}" if suffix else "")
 
 
@@ -429,19 +416,15 @@ def _format_title(source: sources.SourceObject) -> str:
     return "/".join(filter(None, source.key))
 
 
-def _list_titles(config: machineconfig.MachineConfig) -> list[str]:
+def _list_titles(config: MachineConfig) -> list[str]:
     return [*filter(None, config.metadata.annotations.get(key.GENERATED_FROM, "").split(","))]
 
 
-def _get_kind(title: str) -> str:
-    return title.partition("/")[0]
+def _list_kinds(titles: Iterable[str]) -> list[str]:
+    return [title.partition("/")[0] for title in titles]
 
 
-def _get_suffix(source: sources.SourceObject) -> str | None:
-    return source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
-
-
-def _get_owner(config: machineconfig.MachineConfig, kind: str) -> str | None:
+def _get_owner(config: MachineConfig, kind: str) -> str | None:
     """Return the name of the object that owns a generated config; None for another kind."""
     if find_generator(config) != kind:
         return None
@@ -451,19 +434,19 @@ def _get_owner(config: machineconfig.MachineConfig, kind: str) -> str | None:
     return [*owners, *(title.partition("/")[2] for title in _list_titles(config))][0]
 
 
-def _build_owners(source: sources.SourceObject) -> tuple[object_meta.OwnerReference, ...]:
-    if not source.metadata.uid:
+def _build_owners(
+    source: sources.SourceObject | None,
+) -> tuple[object_meta.OwnerReference, ...]:
+    if source is None or not source.metadata.uid:
         return ()  # An object from a file has no UID, and an owner reference needs one.
     version, metadata = sources.GROUP_VERSIONS[source.kind], source.metadata
+    reference = object_meta.OwnerReference(version, source.kind, metadata.name, metadata.uid)
     is_controller = True if source.kind in POOL_KINDS else None
-    return (
-        object_meta.OwnerReference(
-            version, source.kind, metadata.name, metadata.uid, is_controller, is_controller
-        ),
-    )
+    return (replace(reference, controller=is_controller, block_owner_deletion=is_controller),)
 
 
 def _build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
+    begin = "data:text/plain;charset=utf-8;base64,"
     entries = [
         {
             "path": file.path,
@@ -471,8 +454,7 @@ def _build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
             "mode": 0o644,
             "contents": {
                 "compression": "",
-                "source": "data:text/plain;charset=utf-8;base64,"
-                + base64.b64encode(file.contents.encode()).decode(),
+                "source": begin + base64.b64encode(file.contents.encode()).decode(),
             },
         }
         for file in files

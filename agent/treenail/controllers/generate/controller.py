@@ -66,25 +66,16 @@ class GenerateController:
                     self._changed_at = self._clock.monotonic()
                 enqueue(KEY)
 
-        self._pools = informers.add_view(
-            watch.WatchScope(resources.MACHINECONFIGPOOLS),
-            machineconfigpool.MachineConfigPool.from_json,
+        scope, add_view = watch.WatchScope, informers.add_view
+        self._pools = add_view(
+            scope(resources.MACHINECONFIGPOOLS), machineconfigpool.MachineConfigPool.from_json
         )
-        self._configs = informers.add_view(
-            watch.WatchScope(resources.MACHINECONFIGS), ObservedConfig.from_json
-        )
-        self._images = informers.add_view(
-            watch.WatchScope(resources.CONTROLLERCONFIGS), _read_images
-        )
-        self._tls_profiles = informers.add_view(
-            watch.WatchScope(resources.APISERVERS, field_selector="metadata.name=cluster"),
-            _read_tls_profile,
-            optional=True,
-        )
+        self._configs = add_view(scope(resources.MACHINECONFIGS), ObservedConfig.from_json)
+        self._images = add_view(scope(resources.CONTROLLERCONFIGS), _read_images)
+        cluster = scope(resources.APISERVERS, field_selector="metadata.name=cluster")
+        self._tls_profiles = add_view(cluster, _read_tls_profile, optional=True)
         self._sources = {
-            kind: informers.add_view(
-                watch.WatchScope(resource), sources.SourceObject.from_json, optional=True
-            )
+            kind: add_view(scope(resource), sources.SourceObject.from_json, optional=True)
             for kind, resource in _RESOURCES.items()
         }
         for source_view in self._sources.values():
