@@ -380,7 +380,7 @@ def arrange_all(client: Client) -> None:
 
 @pytest.fixture
 def expected(tmp_path: Any) -> Json:
-    """What an undisturbed controller writes."""
+    """Return the outcome of an undisturbed controller."""
     with LabServer(tmp_path / "expected") as server, open_client(server.admin_kubeconfig) as client:
         prepare(client)
         arrange_all(client)

@@ -103,7 +103,7 @@ class _Generator:
         self.objects = sorted(
             objects.values(), key=lambda source: (source.metadata.created, source.key)
         )
-        # An object that is being deleted generates nothing, but nobody else gets its suffix.
+        # An object that is being deleted generates nothing, and no other one gets its suffix.
         self.suffixes = {
             source.key: source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
             for source in self.objects
@@ -148,7 +148,9 @@ class _Generator:
                 result.problems.append(error)
         good = [result for result in used if not result.problems]
         bad = [_format_title(result.source) for result in used if result.problems]
-        built_in = [pool for pool in self.pools if key.BUILT_IN_POOL in pool.metadata.labels]
+        built_in = [
+            pool for pool in self.pools if pool.metadata.labels.get(key.BUILT_IN_POOL) == ""
+        ]
         for pool in (built_in or self.pools) if used else ():
             name = _format_name(pool, "registries")
             present = self.present.get(name)

@@ -1,4 +1,4 @@
-"""Objects that become MachineConfigs: what the generators read, and what they return.
+"""Objects that become MachineConfigs, and the results of the generators.
 
 The kinds are those of the Machine Config Operator beside MachineConfig: KubeletConfig,
 ContainerRuntimeConfig, mirror sets, the image config of the cluster and image policies.
@@ -99,7 +99,7 @@ class ObjectResult:
     problems: list[ConfigError] = field(default_factory=list)
     """Why the object has no effect, or only a part of it; with remedy. Empty: accepted."""
     warnings: list[str] = field(default_factory=list)
-    """What the user should know of an object that has an effect."""
+    """Facts that the user should know of an object that has an effect."""
     suffix: str | None = None
     """Value of the annotation with the suffix of the generated names; None for other kinds."""
     config_names: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class ObjectResult:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What the generators know of the cluster beside the objects and the pools."""
+    """Facts about the cluster beside the objects and the pools."""
 
     release_image: str = ""
     """Image of the release (ControllerConfig ``spec.releaseImage``); empty without releases."""
