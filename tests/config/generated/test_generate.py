@@ -2,11 +2,13 @@
 
 import base64
 import json
+from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
 import yaml
 
+from tests.config.generated.random_policies import make_key
 from treenail.api import machineconfig, machineconfigpool
 from treenail.config.generated import generate, sources
 
@@ -455,3 +457,60 @@ def test_deleted_object_generates_nothing_but_keeps_its_suffix_from_others():
 def test_files_replace_nothing_of_unknown_objects():
     present = make_config(K, make_owner("gone"))
     assert generate.generate_configs({}, [make_pool()], [present]).obsolete == []
+
+
+@pytest.mark.parametrize(
+    ("observed", "is_generating", "metadata", "expected"),
+    [
+        (2, True, {}, False),
+        (1, False, {}, True),
+        (1, True, {"deletionTimestamp": "2026-01-02T00:00:00Z"}, False),
+        (None, False, {}, False),
+        (None, True, {}, True),
+    ],
+)
+def test_object_is_unobserved_until_its_status_is_of_its_generation(
+    observed, is_generating, metadata, expected
+):
+    status = {} if observed is None else {"observedGeneration": observed}
+    source = replace(make_source("a", metadata={"generation": 2, **metadata}), status=status)
+    found = generate.find_unobserved(make_pool(), [source], is_generating=is_generating)
+    assert (found is source) is expected
+    assert generate.find_unobserved(make_pool("infra"), [source], is_generating=True) is None
+
+
+def test_object_of_a_file_is_no_owner():
+    source = make_source("a", metadata={"uid": ""})
+    assert generate_all([source]).configs[K].metadata.owner_references == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "is_refused"),
+    [
+        ("master", "x", True),
+        ("infra", "node-role.kubernetes.io/master", True),
+        ("infra", "x", False),
+    ],
+)
+def test_static_pods_of_the_control_plane_are_refused(name, key, is_refused):
+    pool = make_pool(name, node_selector={"matchLabels": {key: ""}})
+    source = make_source("a", select=name, fields={"staticPodPath": ""})
+    assert bool(describe_problems(generate_all([source], [pool]))["a"]) is is_refused
+
+
+def test_annotation_with_the_sources_is_bounded():
+    generation = generate_all([make_mirrors(f"m{number}") for number in range(501)])
+    titles = generation.configs[R].metadata.annotations[FROM].split(",")
+    assert (len(titles), titles[-1]) == (501, "...")
+
+
+def test_scope_without_effect_is_a_warning():
+    root = {"policyType": "PublicKey", "publicKey": {"keyData": make_key()}}
+    spec = {"policy": {"rootOfTrust": root}}
+    wide = make_mirrors("wide", "ClusterImagePolicy", scopes=["example.com"], **spec)
+    inner = make_mirrors("inner", "ImagePolicy", scopes=["example.com/a", "b.example.com"], **spec)
+    inner = replace(inner, metadata=replace(inner.metadata, namespace="n"))
+    results = generate_all([wide, inner]).results
+    assert results[inner.key].problems == []
+    (warning,) = results[inner.key].warnings
+    assert "example.com/a" in warning
