@@ -329,7 +329,8 @@ def test_finalizers_of_the_mco_go_after_the_configs(server: LabServer, client: C
                 == ["example.com/keep"]
             )
         )
-        assert client.find(MACHINECONFIGS, K) is None
+        # The watch may show the config later than the object.
+        wait_until(lambda: client.find(MACHINECONFIGS, K) is None)
         client.patch(KUBELETCONFIGS, "a", {"metadata": {"finalizers": []}})
         with pytest.raises(NotFoundError):
             client.get(KUBELETCONFIGS, "a")

@@ -201,7 +201,10 @@ class GenerateController:
         log.info("deleted %s: no object requires it", config.name)
 
     def _remove_finalizers(self, source: sources.SourceObject) -> None:
-        """Remove the finalizers of the MCO: names of MachineConfigs, which are deleted now."""
+        """Remove the finalizers of the MCO: names of MachineConfigs, which are deleted now.
+
+        One that the watch does not show yet is an orphan at the next sync, and goes then.
+        """
         metadata = decode.Fields(source.metadata.others, "metadata")
         finalizers = metadata.get_text_list("finalizers")
         others = [name for name in finalizers if not name.startswith("99-")]
