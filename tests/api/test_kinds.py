@@ -10,6 +10,7 @@ CASES = [
     # Read, or of other programs: nothing to say.
     ("MachineConfig", OWN, ""),
     ("RolloutPolicy", "treenail.io/v1alpha1", ""),
+    ("OSImageStream", OWN, ""),
     ("MachineConfigNode", OWN, ""),
     ("MachineOSBuild", OWN, ""),
     ("Secret", "v1", ""),
@@ -27,7 +28,6 @@ CASES = [
             ("KubeletConfig", kinds.GROUP),
             ("ContainerRuntimeConfig", kinds.GROUP),
             ("PinnedImageSet", kinds.GROUP),
-            ("OSImageStream", kinds.GROUP),
             ("InternalReleaseImage", kinds.GROUP),
             ("ImageDigestMirrorSet", "config.openshift.io"),
             ("ImageTagMirrorSet", "config.openshift.io"),

@@ -22,6 +22,7 @@ from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGPOOLS,
     MACHINECONFIGURATIONS,
+    OSIMAGESTREAMS,
     ROLLOUTPOLICIES,
     Resource,
 )
@@ -291,6 +292,24 @@ def test_max_unavailable_is_judged_as_by_the_parser(objects: Objects) -> None:
         accepted.append(value)
         objects.remove()
     assert accepted == [value for value, is_valid in MAX_UNAVAILABLE if is_valid]
+
+
+def test_stream_object_is_the_only_one_and_its_default_is_available(real_objects: Objects) -> None:
+    image = f"registry.example.com/os@sha256:{'1' * 64}"
+    status: Json = {
+        "defaultStream": "a",
+        "availableStreams": [{"name": "a", "osImage": image}],
+    }
+    with pytest.raises(InvalidError, match="expected the name cluster"):
+        real_objects.make(OSIMAGESTREAMS, spec={"defaultStream": "a"})
+    real_objects.name = "cluster"
+    real_objects.make(OSIMAGESTREAMS, spec={"defaultStream": "x"})
+    with pytest.raises(InvalidError, match="expected defaultStream to be one of availableStreams"):
+        real_objects.write_status(OSIMAGESTREAMS, {**status, "defaultStream": "b"})
+    assert real_objects.write_status(OSIMAGESTREAMS, status)["status"] == status
+    with pytest.raises(InvalidError, match=r"one of status\.availableStreams"):
+        real_objects.client.patch(OSIMAGESTREAMS, "cluster", {"spec": {"defaultStream": "y"}})
+    real_objects.client.patch(OSIMAGESTREAMS, "cluster", {"spec": {"defaultStream": "a"}})
 
 
 def test_policies_are_judged_as_by_the_parser(real_objects: Objects) -> None:

@@ -17,18 +17,17 @@ READ_KINDS = {
     machineosconfig.KIND: machineosconfig.API_VERSION,
     "ControllerConfig": machineconfig.API_VERSION,
     "RolloutPolicy": "treenail.io/v1alpha1",
+    "OSImageStream": machineconfig.API_VERSION,
 }
 _GROUPS = {version.partition("/")[0] for version in READ_KINDS.values()}
 _LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild"})
 """Only controllers write them; a dump of a cluster has them."""
 _MIRRORS = "write /etc/containers/registries.conf.d/NAME.conf in a MachineConfig"
 _POLICY = "write /etc/containers/policy.json in a MachineConfig"
-_IMAGE = "name the image in spec.osImageURL of a MachineConfig"
 _UNREAD_KINDS = {
     "KubeletConfig": (GROUP, "write /etc/kubernetes/kubelet.conf in a MachineConfig"),
     "ContainerRuntimeConfig": (GROUP, "write /etc/crio/crio.conf.d/NAME in a MachineConfig"),
     "PinnedImageSet": (GROUP, "remove it, or put the images into the OS image"),
-    "OSImageStream": (GROUP, _IMAGE),
     "InternalReleaseImage": (GROUP, "remove it"),
     "ImageDigestMirrorSet": ("config.openshift.io", _MIRRORS),
     "ImageTagMirrorSet": ("config.openshift.io", _MIRRORS),

@@ -98,6 +98,8 @@ class MachineConfigPool(codec.JsonObject, kind=KIND, api_version=API_VERSION):
         PoolConfiguration()
     )
     """The last configuration that all nodes had."""
+    status_os_image_stream: Annotated[str, codec.Key("status.osImageStream.name")] = ""
+    """The OS image stream that all nodes run; empty for none, and during a rollout."""
     conditions: object_meta.StatusConditions = ()
     status: codec.Json = field(default_factory=dict, repr=False)
     """The original status, with the fields of other writers."""

@@ -101,6 +101,7 @@ MACHINECONFIGNODES = _define_mco_resource("machineconfignodes", "MachineConfigNo
 CONTROLLERCONFIGS = _define_mco_resource("controllerconfigs", "ControllerConfig")
 MACHINEOSCONFIGS = _define_mco_resource("machineosconfigs", "MachineOSConfig")
 MACHINEOSBUILDS = _define_mco_resource("machineosbuilds", "MachineOSBuild")
+OSIMAGESTREAMS = _define_mco_resource("osimagestreams", "OSImageStream")
 ROLLOUTPOLICIES = Resource(
     "treenail.io", "v1alpha1", "rolloutpolicies", "RolloutPolicy", namespaced=False
 )

@@ -42,6 +42,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfigpools/finalizers.{GROUP}": ("update",),
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
         **{f"{source.plural}.{source.group}": _WATCH_VERBS for source in _POOL_SOURCES},
+        f"osimagestreams.{GROUP}": _WATCH_VERBS,
         "nodes": _WATCH_VERBS,
     },
     "rollout": {

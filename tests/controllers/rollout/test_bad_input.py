@@ -103,11 +103,6 @@ CASES = {
         "create it, or correct spec.rolloutPolicy; until then no node is assigned",
         reason="MissingRolloutPolicy", spec={"rolloutPolicy": "carefull"},
     ),
-    "an image stream": Case(
-        "spec.osImageStream of pool worker is not supported, found rhel-10; remove it, and name "
-        "the image of the stream in spec.osImage",
-        spec={"osImageStream": {"name": "rhel-10"}},
-    ),
     "a pinned image set": Case(
         "spec.pinnedImageSets of pool worker is not supported, found base; remove it, and pull "
         "the images in another way, such as with a DaemonSet",

@@ -8,6 +8,7 @@ from treenail import clocks, errors
 from treenail.cli import argument_parser, output, output_format, terminal
 from treenail.cli.controller import connect
 from treenail.controllers.pools.pool_membership import ObservedPool
+from treenail.controllers.render import os_image_stream
 from treenail.controllers.status import leader_status, rollout_result, snapshot
 from treenail.kube import api_client, resources
 
@@ -154,13 +155,21 @@ def read_rollouts(
     try:
         configs = snapshot.read_metadata(client, resources.MACHINECONFIGS)
         controller_configs = snapshot.read_metadata(client, resources.CONTROLLERCONFIGS)
+        stream = snapshot.read_image_stream(client)
     except errors.ForbiddenError as error:
         return [
             rollout_result.mark_unknown(result, f"{error}; {_PERMISSION_REMEDY}")
             for result in results
         ]
+    every_pool = {name: observed.pool for name, observed in pools.items()}
     return [
-        rollout_result.check_render_inputs(result, observed.pool, configs, controller_configs)
+        rollout_result.check_render_inputs(
+            result,
+            observed.pool,
+            configs,
+            controller_configs,
+            os_image_stream.describe_choice(observed.pool, every_pool, stream),
+        )
         if rollout_result.needs_render_inputs(result) and observed.error is None
         else result
         for result, observed in zip(results, chosen, strict=True)

@@ -127,15 +127,10 @@ def check_supported_fields(pool: machineconfigpool.MachineConfigPool) -> None:
 
     Ignored, it would let the pool report Updated without what the field requests.
     """
-    where = f"of pool {pool.name} is not supported"
-    if pool.os_image_stream:
-        raise ConfigError(
-            f"spec.osImageStream {where}, found {pool.os_image_stream}",
-            remedy="remove it, and name the image of the stream in spec.osImage",
-        )
     if pool.pinned_image_sets:
         raise ConfigError(
-            f"spec.pinnedImageSets {where}, found {', '.join(pool.pinned_image_sets[:3])}",
+            f"spec.pinnedImageSets of pool {pool.name} is not supported, found "
+            + ", ".join(pool.pinned_image_sets[:3]),
             remedy="remove it, and pull the images in another way, such as with a DaemonSet",
         )
 

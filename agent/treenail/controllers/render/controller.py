@@ -16,6 +16,7 @@ from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
 from treenail.config.generated import generate, sources
 from treenail.controllers.pools import expected_writes, pool_status
+from treenail.controllers.render import os_image_stream
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
@@ -92,6 +93,7 @@ class RenderController:
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._configs: informer_set.InformerView[ObservedConfig]
         self._controller_configs: informer_set.InformerView[ControllerConfig]
+        self._streams: informer_set.InformerView[os_image_stream.OSImageStream]
         self._nodes: informer_set.InformerView[frozenset[str]]
         self._expected_pools = expected_writes.ExpectedPools()
         self._lock = threading.Lock()
@@ -112,6 +114,11 @@ class RenderController:
         )
         self._controller_configs = informers.add_view(
             watch.WatchScope(resources.CONTROLLERCONFIGS), ControllerConfig.from_json
+        )
+        self._streams = informers.add_view(
+            watch.WatchScope(resources.OSIMAGESTREAMS),
+            os_image_stream.OSImageStream.from_json,
+            optional=True,
         )
         self._nodes = informers.add_view(watch.WatchScope(resources.NODES), _extract_references)
         self._pools = pools
@@ -135,6 +142,11 @@ class RenderController:
         ) -> None:
             if before is None or after is None or _extract_inputs(before) != _extract_inputs(after):
                 enqueue(name)
+            elif self._streams.get_all() and _is_updated(before) != _is_updated(after):
+                enqueue(name)  # The status names the stream that all nodes run.
+            if _get_stream(before) != _get_stream(after):
+                # Custom pools follow the stream of pool worker.
+                mark_changed(pools.get_all())
 
         def on_config(
             _name: str, before: ObservedConfig | None, after: ObservedConfig | None
@@ -148,6 +160,7 @@ class RenderController:
         pools.add_handler(on_pool)
         self._configs.add_handler(on_config)
         self._controller_configs.add_handler(lambda *_: mark_changed(pools.get_all()))
+        self._streams.add_handler(lambda *_: mark_changed(pools.get_all()))
 
     def sync_key(self, key: str) -> float | None:
         """Render the pool; raise `ClusterError` when the queue must retry."""
@@ -163,15 +176,17 @@ class RenderController:
         if wait_s > 0:
             return wait_s
         observed, cluster = self._configs.get_all(), self._controller_configs.get_all()
+        pools, stream = self._pools.get_all(), self._streams.find(os_image_stream.NAME)
         inputs = hash_render_inputs(
             pool,
             (config.config.metadata for config in observed.values()),
             (controller_config.metadata for controller_config in cluster.values()),
+            os_image_stream.describe_choice(pool, pools, stream),
         )
         try:
-            rendered = self._render_pool(
-                pool, observed, next(iter(cluster.values()), ControllerConfig())
-            )
+            settings = next(iter(cluster.values()), ControllerConfig())
+            images = os_image_stream.select_base_images(pool, pools, stream, settings.base_images)
+            rendered = self._render_pool(pool, observed, replace(settings, base_images=images))
         except errors.ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error), inputs)
             return None
@@ -190,7 +205,9 @@ class RenderController:
             raise
         message = f"Rendered {rendered.name}"
         condition = object_meta.Condition(pool_status.RENDER_DEGRADED, "False", "Rendered", message)
-        self._write_condition(pool, condition, inputs)
+        self._write_condition(
+            pool, condition, inputs, _find_stream_in_effect(pool, rendered, stream)
+        )
         self._prune_configs(pool, rendered.name)
         return _PRUNE_S
 
@@ -320,13 +337,16 @@ class RenderController:
         pool: machineconfigpool.MachineConfigPool,
         condition: object_meta.Condition,
         inputs: str,
+        stream: str = "",
     ) -> None:
-        """Write the condition RenderDegraded and the hash of the inputs if one differs.
+        """Write the condition RenderDegraded, the hash of the inputs and the stream if one differs.
 
-        Both in one write: a client that reads the hash also reads the result.
+        All in one write: a client that reads the hash also reads the result. ``stream`` is the OS
+        image stream that all nodes run.
         """
         known = _find_condition(pool)
         is_known = known is not None and replace(known, last_transition_time="") == condition
+        is_known = is_known and pool.status_os_image_stream == stream
         if is_known and pool.status.get(RENDER_INPUTS) == inputs:
             return
         conditions = object_meta.merge_conditions(
@@ -337,6 +357,7 @@ class RenderController:
             "metadata": {"resourceVersion": pool.metadata.resource_version},
             "status": {
                 RENDER_INPUTS: inputs,
+                "osImageStream": {"name": stream} if stream else None,
                 "conditions": [entry.to_json() for entry in conditions],
             },
         }
@@ -397,8 +418,30 @@ def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> object:
         pool.machine_config_selector,
         pool.configuration,
         pool.os_image_stream,
+        pool.status_os_image_stream,
         _find_condition(pool),
     )
+
+
+def _get_stream(pool: machineconfigpool.MachineConfigPool | None) -> str:
+    return "" if pool is None else pool.os_image_stream
+
+
+def _is_updated(pool: machineconfigpool.MachineConfigPool) -> bool:
+    states = {(condition.type, condition.status) for condition in pool.conditions}
+    return (pool_status.UPDATED, "True") in states and (pool_status.DEGRADED, "True") not in states
+
+
+def _find_stream_in_effect(
+    pool: machineconfigpool.MachineConfigPool,
+    rendered: RenderedConfig,
+    stream: os_image_stream.OSImageStream | None,
+) -> str:
+    """Return the stream of the image that all nodes run, as the MCO; empty without one."""
+    if stream is None or rendered.has_os_image_override or not _is_updated(pool):
+        return ""
+    has_config = pool.status_configuration.name == rendered.name
+    return stream.find_by_image(rendered.config.os_image_url) if has_config else ""
 
 
 def _find_affected_pools(

@@ -11,7 +11,7 @@ import collections
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from treenail import __version__
 from treenail.api import annotations as key
@@ -29,6 +29,7 @@ from treenail.config import merge, reconcilable, validation, wanted_state
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.rendered_name import rendered_name
 from treenail.controllers.pools import rollout_policy
+from treenail.controllers.render import os_image_stream
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
 RENDER_INPUTS = "renderInputs"
@@ -45,17 +46,19 @@ def hash_render_inputs(
     pool: machineconfigpool.MachineConfigPool,
     configs: Iterable[object_meta.ObjectMeta],
     controller_configs: Iterable[object_meta.ObjectMeta],
+    stream_choice: str = "",
 ) -> str:
     """Hash the MachineConfigs that the pool selects, and all ControllerConfigs.
 
     ``configs`` are all MachineConfigs of the cluster. The API server changes the generation of an
-    object with each change of its spec.
+    object with each change of its spec. ``stream_choice`` is that of
+    `os_image_stream.describe_choice`: a status has no generation.
     """
     observed = [*select_sources(pool, configs), *controller_configs]
     lines = sorted(
         f"{metadata.name} {metadata.uid} {metadata.generation}\n" for metadata in observed
     )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+    return hashlib.sha256("".join([*lines, stream_choice]).encode()).hexdigest()[:32]
 
 
 def select_sources(
@@ -155,6 +158,11 @@ class RenderedConfig:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def has_os_image_override(self) -> bool:
+        """True when a MachineConfig names the OS image."""
+        return OS_IMAGE_OVERRIDDEN in self.config.metadata.annotations
 
     def to_pool_configuration(self) -> decode.Json:
         """Convert to ``spec.configuration`` of the pool."""
@@ -429,6 +437,7 @@ class InputManifests:
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
     policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
     image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
+    image_streams: dict[str, os_image_stream.OSImageStream] = field(default_factory=dict)
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
@@ -437,6 +446,11 @@ class InputManifests:
     """The objects among them that an API server refuses."""
     others: collections.Counter[str] = field(default_factory=collections.Counter)
     """Number of the objects that are not read, by kind."""
+
+    @property
+    def image_stream(self) -> os_image_stream.OSImageStream | None:
+        """The OS image streams; None without any."""
+        return self.image_streams.get(os_image_stream.NAME)
 
     def add_object(self, kind: str, name: str, document: decode.Json, location: str) -> None:
         """Parse an object of one of `kinds.READ_KINDS`; raise `ConfigError` that names it."""
@@ -457,6 +471,9 @@ class InputManifests:
             elif kind == rollout_policy.KIND:
                 rollout_policy.parse_policy(document, name)
                 self.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
+            elif kind == os_image_stream.KIND:
+                self.image_streams[name] = os_image_stream.OSImageStream.from_json(document)
+                self.image_streams[name].check_images()
             else:
                 self.controller_configs[name] = ControllerConfig.from_json(document)
         except ConfigError as error:
@@ -529,7 +546,11 @@ def render_pools(
         current = manifests.configs.get(pool.configuration.name)
         try:
             configs = manifests.configs.values()
-            result = render_pool(pool, configs, controller_config, current=current)
+            images = os_image_stream.select_base_images(
+                pool, manifests.pools, manifests.image_stream, controller_config.base_images
+            )
+            cluster = replace(controller_config, base_images=images)
+            result = render_pool(pool, configs, cluster, current=current)
             check_appliable(result, configs)
             rendered.append(result)
         except ConfigError as error:

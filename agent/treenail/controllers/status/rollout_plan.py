@@ -26,7 +26,7 @@ from treenail.controllers.pools import (
     rollout_policy,
     rollout_record,
 )
-from treenail.controllers.render import render
+from treenail.controllers.render import os_image_stream, render
 from treenail.controllers.status import planned_build
 from treenail.errors import ConfigError
 from treenail.update.impact import impact
@@ -132,6 +132,7 @@ class RolloutPlanInput:
     nodes: Mapping[str, node_facts.NodeFacts]
     configs: Mapping[str, machineconfig.MachineConfig]
     controller_config: render.ControllerConfig = field(default_factory=render.ControllerConfig)
+    image_stream: os_image_stream.OSImageStream | None = None
     disruption_policy: disruptionpolicy.DisruptionPolicy = disruptionpolicy.DEFAULT_POLICY
     budgets: tuple[disruption_budgets.BlockingBudget, ...] = ()
     policies: Mapping[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
@@ -200,6 +201,7 @@ def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) 
         pools=pools,
         configs=configs,
         controller_config=cluster,
+        image_stream=_apply_stream(before.image_stream, documents.image_stream),
         policies=policies,
         image_configs={**before.image_configs, **applied},
     )
@@ -339,7 +341,13 @@ def _render_target(
         return pool, snapshot.configs.get(name), pool.configuration.source
     chosen = [config for config in snapshot.configs.values() if not render.is_rendered(config)]
     current = snapshot.configs.get(pool.configuration.name)
-    rendered = render.render_pool(pool, chosen, snapshot.controller_config, current=current)
+    pools = {name: observed.pool for name, observed in snapshot.pools.items()}
+    cluster = snapshot.controller_config
+    images = os_image_stream.select_base_images(
+        pool, pools, snapshot.image_stream, cluster.base_images
+    )
+    cluster = replace(cluster, base_images=images)
+    rendered = render.render_pool(pool, chosen, cluster, current=current)
     if rendered.name != pool.configuration.name:
         render.check_appliable(rendered, chosen)
     configuration = replace(pool.configuration, name=rendered.name, source=rendered.sources)
@@ -423,6 +431,15 @@ def _find_waiting_reason(
     if isinstance(window, maintenance_windows.WindowClosed):
         return f"the maintenance window opens at {window.opens_at}"
     return ""
+
+
+def _apply_stream(
+    known: os_image_stream.OSImageStream | None, stream: os_image_stream.OSImageStream | None
+) -> os_image_stream.OSImageStream | None:
+    """Merge the streams of a file into the known ones; a file without a status changes none."""
+    if known is None or stream is None or stream.streams:
+        return stream or known
+    return replace(known, requested_default=stream.requested_default)
 
 
 def _apply_pool(

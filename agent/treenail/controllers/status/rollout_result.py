@@ -51,6 +51,7 @@ def check_render_inputs(
     pool: machineconfigpool.MachineConfigPool,
     configs: Sequence[object_meta.ObjectMeta],
     controller_configs: Sequence[object_meta.ObjectMeta],
+    stream_choice: str = "",
 ) -> RolloutResult:
     """Return the result as in progress if the render controller has not observed a change yet.
 
@@ -59,7 +60,9 @@ def check_render_inputs(
     """
     observed = pool.status.get(render.RENDER_INPUTS)
     if observed is not None:
-        is_current = observed == render.hash_render_inputs(pool, configs, controller_configs)
+        is_current = observed == render.hash_render_inputs(
+            pool, configs, controller_configs, stream_choice
+        )
     elif result.outcome is RolloutOutcome.COMPLETE:
         selected = {source.name for source in render.select_sources(pool, configs)}
         is_current = selected == set(pool.configuration.source)

@@ -20,6 +20,7 @@ from treenail.controllers.pools import (
     pool_membership,
     rollout_policy,
 )
+from treenail.controllers.render import os_image_stream
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.status import rollout_plan, status_table
 from treenail.kube import api_client, resources
@@ -47,6 +48,14 @@ def read_metadata(
         )
     except errors.NotFoundError:
         return ()
+
+
+def read_image_stream(client: api_client.Client) -> os_image_stream.OSImageStream | None:
+    """Read the OS image streams; None when the cluster has none. Raises `ClusterError`."""
+    streams = _list_parsed(
+        client, resources.OSIMAGESTREAMS, os_image_stream.OSImageStream.from_json
+    )
+    return next(iter(streams), None)
 
 
 def read_strays(
@@ -119,6 +128,7 @@ def read_snapshot(client: api_client.Client) -> rollout_plan.RolloutPlanInput:
             )
         },
         controller_config=clusters[0] if clusters else ControllerConfig(),
+        image_stream=read_image_stream(client),
         disruption_policy=_read_disruption_policy(client),
         budgets=_read_blocking_budgets(client),
         policies={

@@ -240,6 +240,8 @@ class PoolRow:
     """The last state that a controller reported, while no controller leads; else empty."""
     build: BuildRow | None = None
     """The build of the pool's image; None if no MachineOSConfig requests one."""
+    image_stream: str = ""
+    """The OS image stream that all nodes run."""
 
 
 def build_rows(
@@ -339,6 +341,7 @@ def _build_pool_row(
         if has_estimate
         else None,
         history=record.history if record else (),
+        image_stream=pool.status_os_image_stream,
     )
 
 
@@ -536,6 +539,7 @@ def _convert_pool(pool: PoolRow, now: float) -> decode.Json:
         "reportedState": pool.reported_state or pool.state,
         "config": pool.target.config,
         "image": pool.target.image or "",
+        "imageStream": pool.image_stream,
         "counts": _convert_counts(pool.counts),
         "updated": statuses.get("Updated", ""),
         "updating": statuses.get("Updating", ""),

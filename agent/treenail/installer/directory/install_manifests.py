@@ -20,7 +20,7 @@ from treenail.api import (
 from treenail.config import image_mirrors
 from treenail.controllers.handover import image_mode, image_mode_field
 from treenail.controllers.pools import rollout_policy
-from treenail.controllers.render import render
+from treenail.controllers.render import os_image_stream, render
 from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 from treenail.installer.directory import install_files
@@ -191,11 +191,7 @@ def _make_read_problem(where: str, error: Exception) -> InstallProblem:
 BUILT_IN_POOL = "machineconfiguration.openshift.io/mco-built-in"
 """Label of the pools that the Machine Config Operator brings."""
 _API_VERSIONS = {
-    machineconfigpool.KIND: machineconfigpool.API_VERSION,
-    machineconfig.KIND: machineconfig.API_VERSION,
-    machineosconfig.KIND: machineosconfig.API_VERSION,
-    render.CONTROLLER_CONFIG_KIND: machineconfig.API_VERSION,
-    rollout_policy.KIND: rollout_policy.API_VERSION,
+    **kinds.READ_KINDS,
     "ConfigMap": "v1",
     "Namespace": "v1",
     "Secret": "v1",
@@ -248,6 +244,7 @@ class InstallManifests:
     controller_configs: dict[str, render.ControllerConfig] = field(default_factory=dict)
     image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
     policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
+    image_streams: dict[str, os_image_stream.OSImageStream] = field(default_factory=dict)
     mirror_rules: tuple[image_mirrors.MirrorRule, ...] = ()
     """Mirrors of registries of OpenShift's objects."""
     settings: image_mode.ImageMode | None = None
@@ -275,6 +272,7 @@ class InstallManifests:
             controller_configs=self.controller_configs,
             policies=self.policies,
             image_configs=self.image_configs,
+            image_streams=self.image_streams,
             locations=locations,
             warnings=self.notes,
         )

@@ -191,7 +191,8 @@ def _format_pool(row: status_table.PoolRow, width: int | None) -> Iterator[Style
     yield from map(StyledLine.plain_text, heading)
     target = shorten_target(row.target) if width is not None else _format_target(row.target)
     wave = f", wave {min(row.wave, row.waves)} of {row.waves}" if row.wave and row.waves > 1 else ""
-    text = f"to {target}{wave}" if row.target.config else "no rendered config yet"
+    stream = f", OS image stream {row.image_stream}" if row.image_stream else ""
+    text = f"to {target}{wave}{stream}" if row.target.config else "no rendered config yet"
     yield from _wrap_lines(escape_line(text), width, "  ", "faint")
     own = [blocker for blocker in row.blockers if not blocker.node or blocker.kind == "halted"]
     if (build := row.build) is not None:
