@@ -120,12 +120,16 @@ def test_file_without_disruption_is_written_in_service(site: Site, configs: Conf
 
 
 def test_service_of_changed_file_is_reloaded(site: Site, configs: Configs) -> None:
+    jobs = len(site.machine.read_journal({"UNIT": "crio.service", "JOB_TYPE": "reload"}))
     configs.reach(configs.add(**files(**{APP: "first", POLICY: "[]"})))
     assert configs.text(POLICY) == "[]"
     assert not configs.drained()
     assert configs.reboots() == 0
     reloaded = f"Reloaded crio.service for {site.notes()[key.CURRENT_CONFIG]}"
     wait_until(lambda: ("Normal", "ServiceReload", reloaded) in site.events())
+    assert (
+        len(site.machine.read_journal({"UNIT": "crio.service", "JOB_TYPE": "reload"})) == jobs + 1
+    )
 
 
 def test_changed_unit_drains_and_reboots_with_reason(site: Site, configs: Configs) -> None:

@@ -17,6 +17,7 @@ from treenail.log import MessageId
 from treenail.update import status
 from treenail.update.decision import actions, decide_idle, node_state
 from treenail.update.state import ledger_record
+from treenail.update.steps import step_types
 
 log = logging.getLogger(__name__)
 
@@ -436,7 +437,8 @@ class ActionRunner:
         pending = self._planner.plan_pending_steps(
             update.target, update.origin, self._ledger.impact
         )
-        if pending.steps:
+        # Services have read the files, unless one is written again.
+        if any(not isinstance(step, step_types.ServiceStep) for step in pending.steps):
             log.info("completing %d steps after the boot", len(pending.steps))
             self._interfaces.configuration.complete_steps(
                 pending.steps, pending.split, update.target.config
