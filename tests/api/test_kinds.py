@@ -11,6 +11,7 @@ CASES = [
     ("MachineConfig", OWN, ""),
     ("RolloutPolicy", "treenail.io/v1alpha1", ""),
     ("OSImageStream", OWN, ""),
+    *((kind, version, "") for kind, version in kinds.GENERATOR_KINDS.items()),
     ("MachineConfigNode", OWN, ""),
     ("MachineOSBuild", OWN, ""),
     ("Secret", "v1", ""),
@@ -19,21 +20,16 @@ CASES = [
     ("MachineConfig", "talos.dev/v1alpha1", ""),
     ("ControllerConfig", "pkg.crossplane.io/v1alpha1", ""),
     ("Infrastructure", "config.openshift.io/v1", ""),
+    ("ImageRegistry", "config.openshift.io/v1", ""),
+    ("Image", "image.openshift.io/v1", ""),
     ("KubeletConfig", "kubelet.config.k8s.io/v1beta1", ""),
     ("", "", ""),
     # An API server accepts them, and treenail does not read them.
     *(
         (kind, f"{group}/v1", f"ignored: treenail reads no {kind}; ")
         for kind, group in (
-            ("KubeletConfig", kinds.GROUP),
-            ("ContainerRuntimeConfig", kinds.GROUP),
             ("PinnedImageSet", kinds.GROUP),
             ("InternalReleaseImage", kinds.GROUP),
-            ("ImageDigestMirrorSet", "config.openshift.io"),
-            ("ImageTagMirrorSet", "config.openshift.io"),
-            ("ImageContentSourcePolicy", "operator.openshift.io"),
-            ("ClusterImagePolicy", "config.openshift.io"),
-            ("ImagePolicy", "config.openshift.io"),
         )
     ),
     # An API server refuses them.

@@ -165,15 +165,15 @@ def test_objects_and_fields_without_effect_are_notes_and_mistakes_are_problems(
     tmp_path: Path,
 ) -> None:
     own = "machineconfiguration.openshift.io/v1"
-    kubelet = {"apiVersion": own, "kind": "KubeletConfig", "metadata": {"name": "pods"}}
+    unread = {"apiVersion": own, "kind": "InternalReleaseImage", "metadata": {"name": "cluster"}}
     config = make_config("50-a", "worker")
-    write_manifest(tmp_path, "manifests/a.yaml", kubelet, {**config, "kind": "MachineConfg"})
+    write_manifest(tmp_path, "manifests/a.yaml", unread, {**config, "kind": "MachineConfg"})
     write_manifest(tmp_path, "manifests/b.yaml", {**config, "kinds": "MachineConfig"})
     write_manifest(tmp_path, "manifests/c.yaml", {**config, "apiVersion": "v1"})
     found, problems = collect_install_manifests(tmp_path)
-    kubelet_note, field_note = found.notes
-    assert kubelet_note.startswith(
-        "manifests/a.yaml, line 2, KubeletConfig: ignored: treenail reads"
+    unread_note, field_note = found.notes
+    assert unread_note.startswith(
+        "manifests/a.yaml, line 2, InternalReleaseImage: ignored: treenail reads"
     )
     assert field_note.startswith(
         "manifests/b.yaml, line 2, MachineConfig 50-a: kinds: ignored: unk"

@@ -1,6 +1,6 @@
 """Kinds of the objects in a user's files: those that are read, and those that must be named.
 
-kubectl refuses a misspelt kind or apiVersion. It accepts a KubeletConfig, which treenail does not
+kubectl refuses a misspelt kind or apiVersion. It accepts a PinnedImageSet, which treenail does not
 read. All other kinds belong to other programs.
 """
 
@@ -11,6 +11,17 @@ from dataclasses import dataclass
 from treenail.api import decode, machineconfig, machineconfigpool, machineosconfig
 
 GROUP = "machineconfiguration.openshift.io"
+GENERATOR_KINDS = {
+    "KubeletConfig": machineconfig.API_VERSION,
+    "ContainerRuntimeConfig": machineconfig.API_VERSION,
+    "ImageDigestMirrorSet": "config.openshift.io/v1",
+    "ImageTagMirrorSet": "config.openshift.io/v1",
+    "ImageContentSourcePolicy": "operator.openshift.io/v1alpha1",
+    "ClusterImagePolicy": "config.openshift.io/v1",
+    "ImagePolicy": "config.openshift.io/v1",
+    "Image": "config.openshift.io/v1",
+}
+"""The apiVersion of each kind that becomes a part of a MachineConfig."""
 READ_KINDS = {
     machineconfig.KIND: machineconfig.API_VERSION,
     machineconfigpool.KIND: machineconfigpool.API_VERSION,
@@ -18,24 +29,16 @@ READ_KINDS = {
     "ControllerConfig": machineconfig.API_VERSION,
     "RolloutPolicy": "treenail.io/v1alpha1",
     "OSImageStream": machineconfig.API_VERSION,
+    **GENERATOR_KINDS,
 }
-_GROUPS = {version.partition("/")[0] for version in READ_KINDS.values()}
+_GROUPS = (GROUP, "treenail.io")
 _LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild"})
 """Only controllers write them; a dump of a cluster has them."""
-_MIRRORS = "write /etc/containers/registries.conf.d/NAME.conf in a MachineConfig"
-_POLICY = "write /etc/containers/policy.json in a MachineConfig"
 _UNREAD_KINDS = {
-    "KubeletConfig": (GROUP, "write /etc/kubernetes/kubelet.conf in a MachineConfig"),
-    "ContainerRuntimeConfig": (GROUP, "write /etc/crio/crio.conf.d/NAME in a MachineConfig"),
     "PinnedImageSet": (GROUP, "remove it, or put the images into the OS image"),
     "InternalReleaseImage": (GROUP, "remove it"),
-    "ImageDigestMirrorSet": ("config.openshift.io", _MIRRORS),
-    "ImageTagMirrorSet": ("config.openshift.io", _MIRRORS),
-    "ImageContentSourcePolicy": ("operator.openshift.io", _MIRRORS),
-    "ClusterImagePolicy": ("config.openshift.io", _POLICY),
-    "ImagePolicy": ("config.openshift.io", _POLICY),
 }
-"""The MCO makes MachineConfigs of these, by group and what does the same here."""
+"""The MCO reads these, by group and what to do instead."""
 _SIMILAR_GROUP, _SIMILAR_KIND = 0.8, 0.9
 
 

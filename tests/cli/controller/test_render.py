@@ -116,7 +116,7 @@ def test_render_strict_misspelt_field_returns_1(
     assert run(capsys, "-f", str(repository), "--strict") == (1, "", WARNINGS.format(path))
 
 
-KUBELET = {"apiVersion": API, "kind": "KubeletConfig", "metadata": {"name": "more-pods"}}
+UNREAD = {"apiVersion": API, "kind": "InternalReleaseImage", "metadata": {"name": "cluster"}}
 TYPO = {**machine_config("50", "worker"), "kind": "MachineConfg"}
 OLD_VERSION = {**machine_config("50", "worker"), "apiVersion": "v1"}
 
@@ -124,7 +124,10 @@ OLD_VERSION = {**machine_config("50", "worker"), "apiVersion": "v1"}
 @pytest.mark.parametrize(
     ("unread", "text"),
     [
-        (KUBELET, "KubeletConfig more-pods: ignored: treenail reads no KubeletConfig; write /etc"),
+        (
+            UNREAD,
+            "InternalReleaseImage cluster: ignored: treenail reads no InternalReleaseImage; rem",
+        ),
         (TYPO, "MachineConfg 50: unknown kind 'MachineConfg'; did you mean MachineConfig?"),
         (OLD_VERSION, f"MachineConfig 50: expected apiVersion {API}, found v1; set apiVersion: "),
     ],
@@ -145,7 +148,7 @@ def test_object_that_is_not_read_is_a_warning_and_an_error_with_strict(
         ((), "found no object\n"),
         ((TYPO,), "found 1 MachineConfg\n"),
         ((OLD_VERSION,), "found 1 MachineConfig\n"),
-        ((KUBELET, SECRET, SECRET), "found 2 Secret, 1 KubeletConfig\n"),
+        ((UNREAD, SECRET, SECRET), "found 2 Secret, 1 InternalReleaseImage\n"),
         (({"a": 1},), "found 1 object without a kind\n"),
     ],
 )
@@ -357,12 +360,12 @@ def test_render_reads_bootstrap_manifests(
     assert code == 0
     (found,) = documents.load_documents(out, where="output")
     # Without the MachineConfigs that templates make, this is the part that the inputs hold.
-    assert found["spec"]["config"] == {
-        "ignition": {"version": "3.5.0"},
-        "passwd": {
-            "users": [{"name": "core", "sshAuthorizedKeys": ["ssh-rsa SSH-AUTHORIZED-KEY"]}]
-        },
+    config = found["spec"]["config"]
+    assert config["passwd"] == {
+        "users": [{"name": "core", "sshAuthorizedKeys": ["ssh-rsa SSH-AUTHORIZED-KEY"]}]
     }
+    paths = [file["path"] for file in config["storage"]["files"]]
+    assert paths[:2] == ["/etc/containers/registries.conf", "/etc/containers/policy.json"]
     code, out, err = run(capsys, "-f", folder)
     assert (code, out) == (1, "")
     assert "couldn't find any MachineConfigs for pool: layered-worker" in err

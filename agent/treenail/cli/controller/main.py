@@ -146,7 +146,8 @@ def create_parser() -> argument_parser.CommandParser:
         "render",
         help="print the rendered MachineConfigs of pools, without a cluster",
         description="Print the rendered MachineConfigs for the MachineConfigPools, MachineConfigs "
-        "and ControllerConfig in files. Ignore objects of other programs.",
+        "and ControllerConfig in files, with what KubeletConfigs, ContainerRuntimeConfigs, mirror "
+        "sets and image policies generate. Ignore objects of other programs.",
         epilog=terminal.format_examples(
             (
                 "check a repository in CI",
@@ -177,7 +178,7 @@ def create_parser() -> argument_parser.CommandParser:
         "--strict",
         action="store_true",
         help="exit with 1 when an object or a field has no effect, such as a misspelt one or a "
-        "KubeletConfig (default: print a warning)",
+        "PinnedImageSet (default: print a warning)",
     )
     render.set_defaults(run=_render_configs)
     build.add_command(commands)
@@ -205,6 +206,7 @@ def _render_configs(arguments: argparse.Namespace) -> int:
     from treenail.controllers.render.render import read_manifests, render_pools
 
     manifests = read_manifests(files.read_documents(arguments.filename))
+    manifests.add_generated_configs()
     for warning in manifests.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     rendered, errors = render_pools(manifests, arguments.pool)

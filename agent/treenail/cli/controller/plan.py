@@ -29,7 +29,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--filename",
         metavar="FILE",
         action="append",
-        help="plan the MachineConfigs, MachineConfigPools, MachineOSConfigs or ControllerConfig in "
+        help="plan the MachineConfigs, MachineConfigPools, KubeletConfigs and other objects in "
         "this file, this directory, or - for the standard input; repeatable",
     )
     parser.add_argument(
@@ -46,13 +46,17 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if bool(arguments.filename) == arguments.live:
         raise errors.UsageError("cannot plan: name the change with -f, or use --live")
     documents = render.read_manifests(files.read_documents(arguments.filename or ()))
-    for warning in documents.warnings:
+    for warning in (shown := tuple(documents.warnings)):
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     if arguments.filename:
         documents.require_objects("plan")
     with connect.connect_cluster(arguments) as client:
         before = snapshot.read_snapshot(client)
+        if documents.locations:
+            before = snapshot.add_generator_objects(client, before)
     after = rollout_plan.apply_manifests(before, documents)
+    for warning in documents.warnings[len(shown) :]:
+        print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     if arguments.pool is not None and arguments.pool not in after.pools:
         known = ", ".join(sorted(after.pools)) or "none"
         raise errors.UsageError(

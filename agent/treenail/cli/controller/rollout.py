@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from treenail import clocks, errors
 from treenail.cli import argument_parser, output, output_format, terminal
 from treenail.cli.controller import connect
+from treenail.controllers.pools import os_image
 from treenail.controllers.pools.pool_membership import ObservedPool
-from treenail.controllers.render import os_image_stream
 from treenail.controllers.status import leader_status, rollout_result, snapshot
 from treenail.kube import api_client, resources
 
@@ -168,7 +168,7 @@ def read_rollouts(
             observed.pool,
             configs,
             controller_configs,
-            os_image_stream.describe_choice(observed.pool, every_pool, stream),
+            os_image.describe_stream(observed.pool, every_pool, stream),
         )
         if rollout_result.needs_render_inputs(result) and observed.error is None
         else result

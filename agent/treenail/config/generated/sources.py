@@ -7,21 +7,11 @@ ContainerRuntimeConfig, mirror sets, the image config of the cluster and image p
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api import decode, machineconfig, object_meta
+from treenail.api import decode, kinds, machineconfig, object_meta
 from treenail.api.ignition.parser import parse_ignition
 from treenail.errors import ConfigError
 
-GROUP_VERSIONS = {
-    "KubeletConfig": machineconfig.API_VERSION,
-    "ContainerRuntimeConfig": machineconfig.API_VERSION,
-    "ImageDigestMirrorSet": "config.openshift.io/v1",
-    "ImageTagMirrorSet": "config.openshift.io/v1",
-    "ImageContentSourcePolicy": "operator.openshift.io/v1alpha1",
-    "ClusterImagePolicy": "config.openshift.io/v1",
-    "ImagePolicy": "config.openshift.io/v1",
-    "Image": "config.openshift.io/v1",
-}
-"""The apiVersion of each kind that becomes a part of a MachineConfig."""
+GROUP_VERSIONS = kinds.GENERATOR_KINDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -430,6 +430,7 @@ def plan_builds(
     """
     inputs = list(texts)
     manifests, objects = render.read_manifests(inputs), cluster_reader.FileObjects(inputs)
+    manifests.add_generated_configs()
     for warning in manifests.warnings:
         warn(f"warning: {warning}")
     configs = [config for config in objects.list_image_configs() if only in (None, config.pool)]

@@ -3,19 +3,34 @@
 The image comes from the spec of the pool or from a build in the cluster, which a
 MachineOSConfig requests and a MachineOSBuild runs. Order and messages of the build checks are those
 of the Machine Config Operator (canLayeredContinue in node_controller.go).
+
+Without either it comes from the rendered config. The OS image streams of the cluster decide what
+that names by default: the MCO writes them to the status of OSImageStream ``cluster``, in other
+clusters an administrator does. As in the MCO, a pool follows the stream that it names, a custom
+pool otherwise that of pool worker, any other pool the default one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from treenail.api import (
+    machineconfig,
     machineconfigpool,
     machineosbuild,
     machineosconfig,
+    object_meta,
     pullspec,
 )
+from treenail.config.merge import DefaultImages
 from treenail.controllers.pools import image_tags, node_facts
+from treenail.encoding import codec
+from treenail.errors import ConfigError
 
+STREAM_KIND = "OSImageStream"
+STREAM_NAME = "cluster"
+_WORKER = "worker"
+_STANDARD_POOLS = (_WORKER, "master", "arbiter")
 _BUILD_FAILED_MESSAGE = "Build Failed"
 """What the MCO writes into each failed build; it adds nothing."""
 
@@ -241,3 +256,90 @@ def _check_succeeded_build(
     if build.pull_spec != config.pull_spec:
         return GateWaiting(f'{done}, but MachineOSConfig "{config.name}" has not updated yet')
     return GateOpen(node_facts.RolloutTarget(pool.configuration.name, config.pull_spec), done)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamImages:
+    """The images of one stream."""
+
+    name: str
+    os_image: Annotated[str, codec.Key("osImage")]
+    extensions_image: Annotated[str, codec.Key("osExtensionsImage")] = ""
+    """The MCO requires it; other operating systems than its own have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OSImageStream(codec.JsonObject, kind=STREAM_KIND, api_version=machineconfig.API_VERSION):
+    """The only OSImageStream of a cluster."""
+
+    metadata: object_meta.ObjectMeta
+    requested_default: Annotated[str, codec.Key("spec.defaultStream")] = ""
+    streams: Annotated[tuple[StreamImages, ...], codec.Key("status.availableStreams")] = ()
+    reported_default: Annotated[str, codec.Key("status.defaultStream")] = ""
+
+    @property
+    def default(self) -> str:
+        """The default stream: the MCO copies that of the spec to the status."""
+        is_known = any(stream.name == self.requested_default for stream in self.streams)
+        return self.requested_default if is_known else self.reported_default
+
+    def check_images(self) -> None:
+        """Raise `ConfigError` for what an API server refuses in the object of a file."""
+        if self.metadata.name != STREAM_NAME:
+            raise ConfigError(f"metadata.name: expected {STREAM_NAME}, found {self.metadata.name}")
+        for index, stream in enumerate(self.streams):
+            where = f"status.availableStreams[{index}]"
+            pullspec.parse_pull_spec(stream.os_image, where=f"{where}.osImage")
+            if image := stream.extensions_image:
+                pullspec.parse_pull_spec(image, where=f"{where}.osExtensionsImage")
+
+    def find_by_image(self, os_image: str) -> str:
+        """Return the name of the first stream with this OS image; empty without one."""
+        return next((stream.name for stream in self.streams if stream.os_image == os_image), "")
+
+
+def select_base_images(
+    pool: machineconfigpool.MachineConfigPool,
+    pools: Mapping[str, machineconfigpool.MachineConfigPool],
+    stream: OSImageStream | None,
+    images: DefaultImages,
+) -> DefaultImages:
+    """Return the images of the pool's stream; ``images`` in a cluster without streams.
+
+    Raises `ConfigError` when the pool's stream does not exist.
+    """
+    name = _find_stream_name(pool, pools)
+    if stream is None and not name:
+        return images
+    streams = {known.name: known for known in (stream.streams if stream else ())}
+    name = name or (stream.default if stream else "")
+    if (chosen := streams.get(name)) is not None:
+        return DefaultImages(chosen.os_image, chosen.extensions_image)
+    found = ", ".join([*streams][:10]) or "no status.availableStreams"
+    raise ConfigError(
+        f"cannot find the OS image stream {name or '(default)'} of pool {pool.name}: "
+        "OSImageStream cluster " + ("does not exist" if stream is None else f"has {found}"),
+        remedy="correct spec.osImageStream of the pool, or write the stream: kubectl patch "
+        "osimagestream cluster --subresource=status --type=merge --patch-file=FILE",
+    )
+
+
+def describe_stream(
+    pool: machineconfigpool.MachineConfigPool,
+    pools: Mapping[str, machineconfigpool.MachineConfigPool],
+    stream: OSImageStream | None,
+) -> str:
+    """Describe all that decides the images for a hash; empty in a cluster without streams."""
+    name = _find_stream_name(pool, pools)
+    return f"{name} {stream.default} {stream.streams}" if stream else name
+
+
+def _find_stream_name(
+    pool: machineconfigpool.MachineConfigPool,
+    pools: Mapping[str, machineconfigpool.MachineConfigPool],
+) -> str:
+    """Return the stream that the pool or, for a custom pool, pool worker names."""
+    if pool.os_image_stream or pool.name in _STANDARD_POOLS:
+        return pool.os_image_stream
+    worker = pools.get(_WORKER)
+    return "" if worker is None else worker.os_image_stream

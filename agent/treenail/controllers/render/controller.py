@@ -15,8 +15,7 @@ from treenail.api import annotations as key
 from treenail.api import decode, machineconfig, machineconfigpool, object_meta
 from treenail.config import validation
 from treenail.config.generated import generate, sources
-from treenail.controllers.pools import expected_writes, pool_status
-from treenail.controllers.render import os_image_stream
+from treenail.controllers.pools import expected_writes, os_image, pool_status
 from treenail.controllers.render.render import (
     RENDER_INPUTS,
     ControllerConfig,
@@ -93,7 +92,7 @@ class RenderController:
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._configs: informer_set.InformerView[ObservedConfig]
         self._controller_configs: informer_set.InformerView[ControllerConfig]
-        self._streams: informer_set.InformerView[os_image_stream.OSImageStream]
+        self._streams: informer_set.InformerView[os_image.OSImageStream]
         self._nodes: informer_set.InformerView[frozenset[str]]
         self._expected_pools = expected_writes.ExpectedPools()
         self._lock = threading.Lock()
@@ -117,7 +116,7 @@ class RenderController:
         )
         self._streams = informers.add_view(
             watch.WatchScope(resources.OSIMAGESTREAMS),
-            os_image_stream.OSImageStream.from_json,
+            os_image.OSImageStream.from_json,
             optional=True,
         )
         self._nodes = informers.add_view(watch.WatchScope(resources.NODES), _extract_references)
@@ -144,7 +143,7 @@ class RenderController:
                 enqueue(name)
             elif self._streams.get_all() and _is_updated(before) != _is_updated(after):
                 enqueue(name)  # The status names the stream that all nodes run.
-            if _get_stream(before) != _get_stream(after):
+            if getattr(before, "os_image_stream", "") != getattr(after, "os_image_stream", ""):
                 # Custom pools follow the stream of pool worker.
                 mark_changed(pools.get_all())
 
@@ -176,16 +175,16 @@ class RenderController:
         if wait_s > 0:
             return wait_s
         observed, cluster = self._configs.get_all(), self._controller_configs.get_all()
-        pools, stream = self._pools.get_all(), self._streams.find(os_image_stream.NAME)
+        pools, stream = self._pools.get_all(), self._streams.find(os_image.STREAM_NAME)
         inputs = hash_render_inputs(
             pool,
             (config.config.metadata for config in observed.values()),
             (controller_config.metadata for controller_config in cluster.values()),
-            os_image_stream.describe_choice(pool, pools, stream),
+            os_image.describe_stream(pool, pools, stream),
         )
         try:
             settings = next(iter(cluster.values()), ControllerConfig())
-            images = os_image_stream.select_base_images(pool, pools, stream, settings.base_images)
+            images = os_image.select_base_images(pool, pools, stream, settings.base_images)
             rendered = self._render_pool(pool, observed, replace(settings, base_images=images))
         except errors.ConfigError as error:
             self._write_condition(pool, _build_failure_condition(pool, error), inputs)
@@ -423,10 +422,6 @@ def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> object:
     )
 
 
-def _get_stream(pool: machineconfigpool.MachineConfigPool | None) -> str:
-    return "" if pool is None else pool.os_image_stream
-
-
 def _is_updated(pool: machineconfigpool.MachineConfigPool) -> bool:
     states = {(condition.type, condition.status) for condition in pool.conditions}
     return (pool_status.UPDATED, "True") in states and (pool_status.DEGRADED, "True") not in states
@@ -435,7 +430,7 @@ def _is_updated(pool: machineconfigpool.MachineConfigPool) -> bool:
 def _find_stream_in_effect(
     pool: machineconfigpool.MachineConfigPool,
     rendered: RenderedConfig,
-    stream: os_image_stream.OSImageStream | None,
+    stream: os_image.OSImageStream | None,
 ) -> str:
     """Return the stream of the image that all nodes run, as the MCO; empty without one."""
     if stream is None or rendered.has_os_image_override or not _is_updated(pool):

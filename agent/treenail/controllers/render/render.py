@@ -26,10 +26,10 @@ from treenail.api import (
 )
 from treenail.api.ignition.parser import parse_ignition
 from treenail.config import merge, reconcilable, validation, wanted_state
+from treenail.config.generated import generate, sources
 from treenail.config.provenance import PROVENANCE, Provenance, list_named_entries
 from treenail.config.rendered_name import rendered_name
-from treenail.controllers.pools import rollout_policy
-from treenail.controllers.render import os_image_stream
+from treenail.controllers.pools import os_image, rollout_policy
 from treenail.errors import ConfigError, UnreconcilableError, UsageError
 
 RENDER_INPUTS = "renderInputs"
@@ -38,6 +38,7 @@ CONTROLLER_CONFIG_KIND = "ControllerConfig"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
 _NAME_LIMIT = 253
 _MAX_OTHERS = 8
+_FACT_OBJECTS = ("APIServer", "cluster"), ("ConfigMap", "kubelet-config")
 _LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
 _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
@@ -52,7 +53,7 @@ def hash_render_inputs(
 
     ``configs`` are all MachineConfigs of the cluster. The API server changes the generation of an
     object with each change of its spec. ``stream_choice`` is that of
-    `os_image_stream.describe_choice`: a status has no generation.
+    `os_image.describe_stream`: a status has no generation.
     """
     observed = [*select_sources(pool, configs), *controller_configs]
     lines = sorted(
@@ -87,6 +88,7 @@ class ControllerConfig:
 
     base_images: merge.DefaultImages = field(default_factory=merge.DefaultImages)
     release_version: str = ""
+    release_image: str = ""
     metadata: object_meta.ObjectMeta = field(default_factory=object_meta.ObjectMeta, compare=False)
 
     @classmethod
@@ -101,6 +103,7 @@ class ControllerConfig:
                 spec.get_text("baseOSExtensionsContainerImage"),
             ),
             annotations.get(key.RELEASE_VERSION, ""),
+            spec.get_text("releaseImage"),
             fields.get_object("metadata").read(object_meta.ObjectMeta),
         )
 
@@ -437,7 +440,11 @@ class InputManifests:
     controller_configs: dict[str, ControllerConfig] = field(default_factory=dict)
     policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
     image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
-    image_streams: dict[str, os_image_stream.OSImageStream] = field(default_factory=dict)
+    image_streams: dict[str, os_image.OSImageStream] = field(default_factory=dict)
+    source_objects: dict[tuple[str, str, str], sources.SourceObject] = field(default_factory=dict)
+    """Objects that become MachineConfigs, by kind, namespace and name."""
+    fact_objects: dict[tuple[str, str], decode.Json] = field(default_factory=dict)
+    """Objects of other programs that generators read, by kind and name."""
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
@@ -446,11 +453,6 @@ class InputManifests:
     """The objects among them that an API server refuses."""
     others: collections.Counter[str] = field(default_factory=collections.Counter)
     """Number of the objects that are not read, by kind."""
-
-    @property
-    def image_stream(self) -> os_image_stream.OSImageStream | None:
-        """The OS image streams; None without any."""
-        return self.image_streams.get(os_image_stream.NAME)
 
     def add_object(self, kind: str, name: str, document: decode.Json, location: str) -> None:
         """Parse an object of one of `kinds.READ_KINDS`; raise `ConfigError` that names it."""
@@ -471,9 +473,12 @@ class InputManifests:
             elif kind == rollout_policy.KIND:
                 rollout_policy.parse_policy(document, name)
                 self.policies[name] = rollout_policy.ObservedPolicy.from_json(document)
-            elif kind == os_image_stream.KIND:
-                self.image_streams[name] = os_image_stream.OSImageStream.from_json(document)
+            elif kind == os_image.STREAM_KIND:
+                self.image_streams[name] = os_image.OSImageStream.from_json(document)
                 self.image_streams[name].check_images()
+            elif kind in kinds.GENERATOR_KINDS:
+                source = sources.SourceObject.from_json(document)
+                self.source_objects[source.key] = source
             else:
                 self.controller_configs[name] = ControllerConfig.from_json(document)
         except ConfigError as error:
@@ -485,12 +490,55 @@ class InputManifests:
     def add_unread(self, fields: decode.Fields, location: str) -> None:
         """Count an object that is not read, and say why unless it is that of another program."""
         kind = fields.get_text("kind")
+        if (fact := (kind, fields.get_object("metadata").get_text("name"))) in _FACT_OBJECTS:
+            self.fact_objects[fact] = fields.values
         self.others[f"{kind or 'object without a kind':.80}"] += 1
         if unread := kinds.find_unread_object(kind, fields.get_text("apiVersion")):
             title = f"{kind} {fields.get_object('metadata').get_text('name')}".strip()
             self.warnings.append(f"{location}, {title:.300}: {unread}")
             if unread.is_mistake:
                 self.mistakes.append(self.warnings[-1])
+
+    def add_generated_configs(self) -> None:
+        """Generate MachineConfigs from `source_objects`, and name the objects without effect."""
+        self.report_results(self.generate_configs())
+
+    def generate_configs(self) -> Iterable[sources.ObjectResult]:
+        """Add the MachineConfigs that `source_objects` generate, and return the results."""
+        generation = generate.generate_configs(
+            self.source_objects, self.pools.values(), self.configs.values(), self.collect_facts()
+        )
+        self.configs.update(generation.configs)
+        return generation.results.values()
+
+    def report_results(self, results: Iterable[sources.ObjectResult]) -> None:
+        """Add what is wrong with the objects of the files."""
+        for result in results:
+            title = result.source.title
+            location = self.locations.get((result.source.kind, title.partition(" ")[2]))
+            where = ", ".join(filter(None, (location, title)))
+            for problem in result.problems:
+                text = str(problem).removeprefix(f"{title}: ")
+                self.mistakes.append(f"{where}: {text}; {problem.remedy}")
+                self.warnings.append(self.mistakes[-1])
+            self.warnings.extend(f"{where}: {warning}" for warning in result.warnings)
+
+    def collect_facts(self) -> sources.ClusterFacts:
+        """Return what the generators need to know of the cluster beside their objects."""
+        cluster = next(iter(self.controller_configs.values()), ControllerConfig())
+        images = [cluster.base_images.os]
+        images += [image.os_image for each in self.image_streams.values() for image in each.streams]
+        images += [config.os_image_url for config in self.configs.values()]
+        images += [pool.os_image or "" for pool in self.pools.values()]
+        server, kubeadm = (
+            decode.Fields.from_json(self.fact_objects.get(fact, {}), "") for fact in _FACT_OBJECTS
+        )
+        return sources.ClusterFacts(
+            cluster.release_image,
+            tuple(dict.fromkeys(filter(None, images))),
+            server.get_object("spec").get_object("tlsSecurityProfile").values or None,
+            kubeadm.get_object("data").get_text("kubelet"),
+        )
 
     def require_objects(self, action: str) -> None:
         """Raise `ConfigError` when nothing was read; it names what the input has."""
@@ -546,8 +594,11 @@ def render_pools(
         current = manifests.configs.get(pool.configuration.name)
         try:
             configs = manifests.configs.values()
-            images = os_image_stream.select_base_images(
-                pool, manifests.pools, manifests.image_stream, controller_config.base_images
+            images = os_image.select_base_images(
+                pool,
+                manifests.pools,
+                manifests.image_streams.get(os_image.STREAM_NAME),
+                controller_config.base_images,
             )
             cluster = replace(controller_config, base_images=images)
             result = render_pool(pool, configs, cluster, current=current)
@@ -569,6 +620,10 @@ def _read_document(document: decode.Json, location: str, manifests: InputManifes
         manifests.add_unread(fields, location)
         return
     name = _get_name(fields, kind, location)
+    if kind in kinds.GENERATOR_KINDS and (
+        namespace := fields.get_object("metadata").get_text("namespace")
+    ):
+        name = f"{namespace}/{name}"
     if (earlier := manifests.locations.get((kind, name))) is not None:
         raise ConfigError(f"{location}: {kind} {name} is a duplicate of the one in {earlier}")
     manifests.locations[kind, name] = location

@@ -17,17 +17,19 @@ from treenail.api import (
     object_meta,
 )
 from treenail.config import diff, image_content, reconcilable, wanted_state
+from treenail.config.generated import sources
 from treenail.controllers.pools import (
     disruption_budgets,
     maintenance_windows,
     node_facts,
     node_selection,
+    os_image,
     pool_membership,
     rollout_policy,
     rollout_record,
 )
-from treenail.controllers.render import os_image_stream, render
-from treenail.controllers.status import planned_build
+from treenail.controllers.render import render
+from treenail.controllers.status import causes, planned_build
 from treenail.errors import ConfigError
 from treenail.update.impact import impact
 
@@ -132,7 +134,11 @@ class RolloutPlanInput:
     nodes: Mapping[str, node_facts.NodeFacts]
     configs: Mapping[str, machineconfig.MachineConfig]
     controller_config: render.ControllerConfig = field(default_factory=render.ControllerConfig)
-    image_stream: os_image_stream.OSImageStream | None = None
+    image_stream: os_image.OSImageStream | None = None
+    source_objects: sources.Sources = field(default_factory=dict)
+    fact_objects: Mapping[tuple[str, str], decode.Json] = field(default_factory=dict)
+    changed_objects: frozenset[str] = frozenset()
+    """``KIND/NAME`` of the objects in the manifests that become MachineConfigs."""
     disruption_policy: disruptionpolicy.DisruptionPolicy = disruptionpolicy.DEFAULT_POLICY
     budgets: tuple[disruption_budgets.BlockingBudget, ...] = ()
     policies: Mapping[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
@@ -182,7 +188,10 @@ class RolloutPlan:
 
 
 def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) -> RolloutPlanInput:
-    """Return the snapshot with the manifests applied."""
+    """Return the snapshot with the manifests applied, and what they generate.
+
+    Adds warnings about objects that generate nothing to ``documents``.
+    """
     pools = dict(before.pools)
     for name, pool in documents.pools.items():
         known = before.pools.get(name)
@@ -190,7 +199,18 @@ def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) 
             pool if known is None else _apply_pool(known.pool, pool)
         )
     cluster = next(iter(documents.controller_configs.values()), before.controller_config)
-    configs = {**before.configs, **documents.configs}
+    stream = _apply_stream(before.image_stream, documents.image_streams)
+    changed = documents.source_objects
+    inputs = render.InputManifests(
+        pools={name: observed.pool for name, observed in pools.items()},
+        configs={**before.configs, **documents.configs},
+        controller_configs={"": cluster},
+        image_streams={os_image.STREAM_NAME: stream} if stream else {},
+        source_objects={**before.source_objects, **changed},
+        fact_objects={**before.fact_objects, **documents.fact_objects},
+    )
+    results = inputs.generate_configs()
+    documents.report_results(result for result in results if result.source.key in changed)
     policies = {**before.policies, **documents.policies}
     applied = {
         name: planned_build.apply_image_config(before.image_configs.get(name), config)
@@ -199,9 +219,11 @@ def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) 
     return replace(
         before,
         pools=pools,
-        configs=configs,
+        configs=inputs.configs,
         controller_config=cluster,
-        image_stream=_apply_stream(before.image_stream, documents.image_stream),
+        image_stream=stream,
+        source_objects=inputs.source_objects,
+        changed_objects=frozenset("/".join(filter(None, source)) for source in changed),
         policies=policies,
         image_configs={**before.image_configs, **applied},
     )
@@ -343,9 +365,7 @@ def _render_target(
     current = snapshot.configs.get(pool.configuration.name)
     pools = {name: observed.pool for name, observed in snapshot.pools.items()}
     cluster = snapshot.controller_config
-    images = os_image_stream.select_base_images(
-        pool, pools, snapshot.image_stream, cluster.base_images
-    )
+    images = os_image.select_base_images(pool, pools, snapshot.image_stream, cluster.base_images)
     cluster = replace(cluster, base_images=images)
     rendered = render.render_pool(pool, chosen, cluster, current=current)
     if rendered.name != pool.configuration.name:
@@ -369,7 +389,7 @@ def _plan_changes(
         groups.setdefault(current, []).append(node.name)
     for current, names in groups.items():
         old = snapshot.configs.get(current.config)
-        yield plan_change(
+        change = plan_change(
             current,
             old,
             target,
@@ -378,6 +398,15 @@ def _plan_changes(
             nodes=tuple(names),
             writes_image_files=writes_image_files,
             image_source=image_source,
+        )
+        name_cause = causes.CauseNames(snapshot.configs, old, config, snapshot.changed_objects).name
+        yield replace(
+            change,
+            steps=tuple(
+                PlannedAction(step.action, tuple(map(name_cause, step.reasons)))
+                for step in change.steps
+            ),
+            undisruptive=tuple(map(name_cause, change.undisruptive)),
         )
 
 
@@ -434,9 +463,11 @@ def _find_waiting_reason(
 
 
 def _apply_stream(
-    known: os_image_stream.OSImageStream | None, stream: os_image_stream.OSImageStream | None
-) -> os_image_stream.OSImageStream | None:
+    known: os_image.OSImageStream | None,
+    applied: Mapping[str, os_image.OSImageStream],
+) -> os_image.OSImageStream | None:
     """Merge the streams of a file into the known ones; a file without a status changes none."""
+    stream = applied.get(os_image.STREAM_NAME)
     if known is None or stream is None or stream.streams:
         return stream or known
     return replace(known, requested_default=stream.requested_default)

@@ -1,5 +1,7 @@
 """Read the objects of a cluster that a plan or a status needs."""
 
+import contextlib
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -14,18 +16,24 @@ from treenail.api import (
     machineosconfig,
     object_meta,
 )
+from treenail.config.generated import sources
 from treenail.controllers.pools import (
     disruption_budgets,
     node_facts,
+    os_image,
     pool_membership,
     rollout_policy,
 )
-from treenail.controllers.render import os_image_stream
 from treenail.controllers.render.render import ControllerConfig
 from treenail.controllers.status import rollout_plan, status_table
 from treenail.kube import api_client, resources
 
 T = TypeVar("T")
+_FACT_OBJECTS = (
+    (resources.APISERVERS, "cluster", ""),
+    (resources.CONFIGMAPS, "kubelet-config", "kube-system"),
+)
+"""Objects of other programs that generators read, with name and namespace."""
 
 
 def read_pools(client: api_client.Client) -> dict[str, pool_membership.ObservedPool]:
@@ -50,11 +58,9 @@ def read_metadata(
         return ()
 
 
-def read_image_stream(client: api_client.Client) -> os_image_stream.OSImageStream | None:
+def read_image_stream(client: api_client.Client) -> os_image.OSImageStream | None:
     """Read the OS image streams; None when the cluster has none. Raises `ClusterError`."""
-    streams = _list_parsed(
-        client, resources.OSIMAGESTREAMS, os_image_stream.OSImageStream.from_json
-    )
+    streams = _list_parsed(client, resources.OSIMAGESTREAMS, os_image.OSImageStream.from_json)
     return next(iter(streams), None)
 
 
@@ -149,6 +155,26 @@ def read_snapshot(client: api_client.Client) -> rollout_plan.RolloutPlanInput:
                 client, resources.MACHINEOSBUILDS, machineosbuild.MachineOSBuild.from_json
             )
         },
+    )
+
+
+def add_generator_objects(
+    client: api_client.Client, before: rollout_plan.RolloutPlanInput
+) -> rollout_plan.RolloutPlanInput:
+    """Return the snapshot with the objects that become MachineConfigs, as far as permitted."""
+    documents = [
+        {**document, "kind": resource.kind}
+        for resource in resources.GENERATOR_SOURCES
+        for document in _list_permitted(client, resource, lambda document: document)
+    ]
+    facts = {}
+    for resource, name, namespace in _FACT_OBJECTS:
+        with contextlib.suppress(errors.ForbiddenError):
+            if found := client.find(resource, name, namespace=namespace):
+                facts[resource.kind, name] = found
+    objects = map(sources.SourceObject.from_json, documents)
+    return dataclasses.replace(
+        before, source_objects={source.key: source for source in objects}, fact_objects=facts
     )
 
 

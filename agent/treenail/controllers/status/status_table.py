@@ -241,7 +241,6 @@ class PoolRow:
     build: BuildRow | None = None
     """The build of the pool's image; None if no MachineOSConfig requests one."""
     image_stream: str = ""
-    """The OS image stream that all nodes run."""
 
 
 def build_rows(

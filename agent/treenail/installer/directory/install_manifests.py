@@ -18,9 +18,10 @@ from treenail.api import (
     machineosconfig,
 )
 from treenail.config import image_mirrors
+from treenail.config.generated import sources
 from treenail.controllers.handover import image_mode, image_mode_field
-from treenail.controllers.pools import rollout_policy
-from treenail.controllers.render import os_image_stream, render
+from treenail.controllers.pools import os_image, rollout_policy
+from treenail.controllers.render import render
 from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 from treenail.installer.directory import install_files
@@ -195,7 +196,6 @@ _API_VERSIONS = {
     "ConfigMap": "v1",
     "Namespace": "v1",
     "Secret": "v1",
-    **image_mirrors.MIRROR_KINDS,
 }
 """Kinds that the installation uses; others are ignored."""
 _MAX_OBJECTS = 20000
@@ -244,7 +244,8 @@ class InstallManifests:
     controller_configs: dict[str, render.ControllerConfig] = field(default_factory=dict)
     image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
     policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
-    image_streams: dict[str, os_image_stream.OSImageStream] = field(default_factory=dict)
+    image_streams: dict[str, os_image.OSImageStream] = field(default_factory=dict)
+    source_objects: dict[tuple[str, str, str], sources.SourceObject] = field(default_factory=dict)
     mirror_rules: tuple[image_mirrors.MirrorRule, ...] = ()
     """Mirrors of registries of OpenShift's objects."""
     settings: image_mode.ImageMode | None = None
@@ -273,6 +274,7 @@ class InstallManifests:
             policies=self.policies,
             image_configs=self.image_configs,
             image_streams=self.image_streams,
+            source_objects=self.source_objects,
             locations=locations,
             warnings=self.notes,
         )
@@ -305,6 +307,7 @@ def collect_install_manifests(
         if reader.budget.is_exceeded:
             break
     reader.check_pool_owners()
+    reader.manifests.to_input().add_generated_configs()
     return reader.manifests, locate_problems(reader.problems, files.contents.get)
 
 
@@ -414,7 +417,7 @@ class _ManifestReader:
             if manifest.kind in kinds.READ_KINDS:
                 inputs = manifests.to_input(has_locations=False)
                 inputs.add_object(manifest.kind, name, document, manifest.location)
-            elif manifest.kind in image_mirrors.MIRROR_KINDS:
+            if manifest.kind in image_mirrors.MIRROR_KINDS:
                 manifests.mirror_rules += tuple(
                     image_mirrors.read_mirror_object(document, where=manifest.title)
                 )
