@@ -15,6 +15,7 @@ from treenail.api import annotations as key
 from treenail.api.decode import Fields
 from treenail.kube.api_client import Json
 from treenail.kube.resources import (
+    CONFIGMAPS,
     DAEMONSETS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
@@ -72,6 +73,7 @@ class LabActions:
             r"the cluster is as before, with the agent on (\S+)": self._restore_cluster,
             r"(\S+) has the file (\S+) of (\S+)": self._copy_file,
             "the nodes have managed a file": self._manage_file,
+            "the cluster is one of kubeadm": self._create_kubelet_config,
             **self._more,
         }
 
@@ -135,6 +137,11 @@ class LabActions:
         self._lab.client.delete(MACHINECONFIGS, name)
         self._wait_for_render(name)
         self.wait_until_at_rest()
+
+    def _create_kubelet_config(self) -> None:
+        text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        body: Json = {"metadata": {"name": "kubelet-config"}, "data": {"kubelet": text}}
+        self._lab.client.create(CONFIGMAPS, body, namespace="kube-system")
 
     def _create_daemonset(self) -> None:
         client, namespace = self._lab.client, "openshift-machine-config-operator"

@@ -18,7 +18,7 @@ from tests.docs.printed_output import compare_output
 from tests.docs.provision_actions import ProvisionActions
 from treenail.kube.resources import MACHINECONFIGPOOLS
 from treenail_lab.cluster import POOL, Lab, LabPlan
-from treenail_lab.controllers import ControllerReplicas
+from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
 from treenail_lab.demo import pool
 from treenail_lab.image_builds import find_build_refusal
 from treenail_lab.lifetime.owner import owner
@@ -66,7 +66,7 @@ class GuideLab:
                 registry_version=VERSION if self._has_registry else "",
             )
             lab = started.enter_context(Lab(directory, plan))
-            controllers = ControllerReplicas(lab)
+            controllers = ControllerReplicas(lab, enable=(*ALL_CONTROLLERS, "generate"))
             started.callback(controllers.stop)
             start_pool(lab, controllers)
             self.shells = started.enter_context(LabShells(lab, directory))
