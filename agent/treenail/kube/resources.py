@@ -98,6 +98,7 @@ def _define_mco_resource(plural: str, kind: str) -> Resource:
 MACHINECONFIGS = _define_mco_resource("machineconfigs", "MachineConfig")
 MACHINECONFIGPOOLS = _define_mco_resource("machineconfigpools", "MachineConfigPool")
 MACHINECONFIGNODES = _define_mco_resource("machineconfignodes", "MachineConfigNode")
+PINNEDIMAGESETS = _define_mco_resource("pinnedimagesets", "PinnedImageSet")
 CONTROLLERCONFIGS = _define_mco_resource("controllerconfigs", "ControllerConfig")
 MACHINEOSCONFIGS = _define_mco_resource("machineosconfigs", "MachineOSConfig")
 MACHINEOSBUILDS = _define_mco_resource("machineosbuilds", "MachineOSBuild")

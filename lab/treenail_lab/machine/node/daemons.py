@@ -43,11 +43,12 @@ def build_rpmostreed_command(
 
 
 def build_environment(directory: Path) -> dict[str, str]:
-    """Return the environment of a machine's processes: packages, and marks to find them by."""
+    """Return the environment of a machine's processes: programs, packages, and their marks."""
     return {
         **os.environ,
         **owner.mark_environment(),
         "PYTHONPATH": build_python_path(),
+        "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         _MARK: str(directory),
     }
 

@@ -197,7 +197,7 @@ class LabMachine:
         self._journal = EmulatedJournal(self.root)
         self._runtime = CriSocket(self.root)
         on_path = skopeo.install_skopeo(directory, self.root, images_file)
-        commands.install_programs(self.root, images_file, self._settings_file)
+        commands.install_programs(self.root, images_file, self._settings_file, on_path=on_path)
         self._daemons = MachineDaemons(
             directory, self.root, images_file, self._settings_file, on_request=self._serve_request
         )
@@ -206,7 +206,6 @@ class LabMachine:
             self.root,
             environment={
                 **build_environment(directory),
-                "PATH": f"{on_path}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
                 **(agent_environment or {}),
                 "DBUS_SYSTEM_BUS_ADDRESS": self.address,
             },

@@ -1,4 +1,4 @@
-"""Emulated bootc, podman, ostree, journalctl and update-ca-trust, below a machine's root.
+"""Emulated bootc, podman, ostree, journalctl, update-ca-trust, crictl and ctr of a machine.
 
 They emulate the interface of the process: arguments, output, exit codes, signals and locks. They
 use the same `Sysroot` as the emulated rpm-ostreed.
@@ -22,6 +22,7 @@ from treenail_lab.machine.ostree.steps import OperationError
 from treenail_lab.machine.ostree.sysroot import SysrootDeployment, make_deployment
 from treenail_lab.machine.programs.bootc import EmulatedBootc
 from treenail_lab.machine.programs.context import ProgramContext, ProgramError
+from treenail_lab.machine.programs.cri import run_crictl, run_ctr
 from treenail_lab.machine.systemd.unit_log import find_unit_log
 
 _PODMAN_FAILED = 125
@@ -29,10 +30,14 @@ _PARALLEL_BLOBS = 6
 _TRUST_SOURCES = ("usr/share/pki/ca-trust-source/anchors", "etc/pki/ca-trust/source/anchors")
 
 
-def install_programs(root: Path, catalogue: Path, settings_file: Path) -> None:
-    """Install the programs below the root, where the agent expects them."""
+def install_programs(
+    root: Path, catalogue: Path, settings_file: Path, *, on_path: Path | None = None
+) -> None:
+    """Install the programs where the agent expects them: below the root, or in ``on_path``."""
     for program in _PROGRAMS:
-        place = root / "usr/bin" / program
+        # The agent searches those of the container runtime in its PATH.
+        directory = on_path if program in _ON_PATH else None
+        place = (directory or root / "usr/bin") / program
         place.parent.mkdir(parents=True, exist_ok=True)
         script = build_client_script(__name__, root, catalogue, settings_file, program)
         place.write_text(script, encoding="utf-8")
@@ -265,7 +270,10 @@ _PROGRAMS: Mapping[str, Callable[[ProgramContext, list[str]], int]] = {
     "ostree": _run_ostree,
     "journalctl": _run_journalctl,
     "update-ca-trust": _run_update_ca_trust,
+    "crictl": run_crictl,
+    "ctr": run_ctr,
 }
+_ON_PATH = ("crictl", "ctr")
 
 
 def main() -> int:

@@ -52,6 +52,9 @@ from treenail_lab.machine.unit_files import (
 _NOT_APPLICABLE = f"{NAME}.JobTypeNotApplicable"
 _MODES = ("replace", "fail", "isolate", "ignore-dependencies", "ignore-requirements")
 _SOFT_REBOOTS_COUNT_SINCE = 256
+_AUTO_RESTART = "auto-restart"
+_RESTART_MS = 500
+"""Delay before a failed service starts again, whatever its RestartSec= is."""
 _DEFAULT_TARGET = "default.target"
 _REBOOT_UNITS = ("reboot.target", "systemd-reboot.service")
 
@@ -272,7 +275,7 @@ class EmulatedSystemd:
             self._stop_jobs[unit.name] = job
             return False
         result = "done"
-        if action == "stop" and active:
+        if action == "stop" and (active or unit.sub == _AUTO_RESTART):
             unit.end_run(ServiceOutcome(is_stopped=True))
         elif action == "reload" and not active:
             result = "failed"
@@ -339,6 +342,9 @@ class EmulatedSystemd:
 
         def ended(outcome: ServiceOutcome) -> None:
             unit.end_run(outcome)
+            if unit.active == "failed" and service.restart == "on-failure":
+                unit.active, unit.sub = "activating", _AUTO_RESTART
+                GLib.timeout_add(_RESTART_MS, start_again)
             stop = self._stop_jobs.pop(unit.name, None)
             if oneshot:
                 result = JOB_RESULTS.get(outcome.result, "failed")
@@ -347,6 +353,11 @@ class EmulatedSystemd:
                 self._finish_job(stop, unit, "done")
             self._publish_unit(unit)
             self._unload_if_ended(unit)
+
+        def start_again() -> bool:
+            if unit.sub == _AUTO_RESTART:
+                self._run_transient_unit(job, unit, service)
+            return False
 
         unit.begin_run()
         pid = service.start(self._root, unit.invocation, ended)

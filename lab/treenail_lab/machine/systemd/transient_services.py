@@ -30,6 +30,7 @@ _PLAIN = {
     "RemainAfterExit": "remain",
     "AddRef": "add_reference",
     "TimeoutStartUSec": "limit_us",
+    "Restart": "restart",
 }
 _IGNORED = frozenset(
     {
@@ -41,6 +42,7 @@ _IGNORED = frozenset(
         "Slice",
         "PrivateTmp",
         "TimeoutStopUSec",
+        "RestartUSec",
     }
 )
 
@@ -71,6 +73,7 @@ class TransientService:
     output: int | None = None
     errors: int | None = None
     limit_us: int = 0
+    restart: str = "no"
     process: subprocess.Popen[bytes] | None = None
     is_stop_requested: bool = False
     is_timed_out: bool = False

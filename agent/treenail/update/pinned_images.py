@@ -1,0 +1,90 @@
+"""Pinned images of a node: which to pull, which to pin, and which sets cannot be completed."""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+from treenail import observations, sanitize
+from treenail.api.pinnedimageset import PinnedImageSet
+from treenail.memory import format_bytes
+
+Inspection = observations.ImageInspection | observations.InspectionProblem | None
+"""None for an image whose size is unknown."""
+
+_UNPACKED_FACTOR = 2
+"""Space of an image as a multiple of its compressed layers; the MCO assumes the same."""
+
+
+class PullPlan(NamedTuple):
+    """The images to pull, and the problem of each set that gets none, by its name."""
+
+    images: tuple[str, ...]
+    problems: Mapping[str, str]
+
+
+def plan_pulls(
+    sets: Sequence[PinnedImageSet],
+    present: Set[str],
+    usable_bytes: int,
+    inspected: Mapping[str, Inspection],
+) -> PullPlan:
+    """Plan what to pull. Layers that several images share count once.
+
+    An image of unknown size counts nothing: only the check before its pull limits it.
+    """
+    pulls: dict[str, None] = {}
+    layers: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    for pinned in sets:
+        missing = [image for image in pinned.images if image not in present]
+        problem, with_missing = "", dict(layers)
+        for image in missing:
+            match inspected.get(image):
+                case observations.InspectionProblem(kind, text):
+                    problem = problem or _describe_failure(pinned, image, f"{kind}: {text}")
+                case observations.ImageInspection(layers=described):
+                    with_missing |= {layer.digest: layer.size_bytes for layer in described}
+        needed = sum(with_missing.values()) * _UNPACKED_FACTOR
+        if missing and needed > usable_bytes:
+            problem = problem or (
+                f"spec.pinnedImages: expected at most {format_bytes(max(usable_bytes, 0))}, found "
+                f"{format_bytes(needed)} with earlier sets; remove images, or enlarge the disk"
+            )
+        if problem:
+            problems[pinned.metadata.name] = problem
+            continue
+        layers = with_missing
+        pulls |= dict.fromkeys(missing)
+    return PullPlan(tuple(pulls), problems)
+
+
+def choose_pins(
+    sets: Sequence[PinnedImageSet],
+    present: Set[str],
+    pinned_before: Set[str],
+    problems: Mapping[str, str],
+    failures: Mapping[str, str],
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the images to pin, sorted, and the problems with those of incomplete sets.
+
+    ``failures`` are the errors of pulls by image. A set with a problem pins nothing new and keeps
+    its pinned images. While a set cannot be read, and so has no images, all pinned ones stay.
+    """
+    pins: set[str] = set()
+    problems = dict(problems)
+    for pinned in sets:
+        name, images = pinned.metadata.name, pinned.images
+        lacking = next((image for image in images if image not in present), "")
+        if lacking and name not in problems:
+            cause = failures.get(lacking) or "it was removed after its pull"
+            problems[name] = _describe_failure(pinned, lacking, cause)
+        kept = pinned_before & ({*images} or pinned_before)
+        pins.update(kept if name in problems else images)
+    return tuple(sorted(pins & present)), problems
+
+
+def _describe_failure(pinned: PinnedImageSet, image: str, cause: str) -> str:
+    field = f"spec.pinnedImages[{pinned.images.index(image)}].name"
+    shown = sanitize.sanitize_text(cause, limit=500)
+    return (
+        f"{field}: expected an image that can be pulled, found {image}: {shown}; correct or push it"
+    )
