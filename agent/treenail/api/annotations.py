@@ -21,6 +21,8 @@ SINGLE_REPLICA = "SingleReplica"
 PRESTAGE_CONFIG = OWN_PREFIX + "prestage-config"
 PRESTAGE_IMAGE = OWN_PREFIX + "prestage-image"
 """Request to pre-stage an image while the node is idle."""
+PINNED_IMAGE_SETS = OWN_PREFIX + "pinned-image-sets"
+"""``NAME@GENERATION`` of each PinnedImageSet of the node, sorted, with commas between them."""
 
 # Written by the install controller.
 REMOVE_BOOTSTRAP_REGISTRY = OWN_PREFIX + "remove-bootstrap-registry"

@@ -49,8 +49,9 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         # Logins and CAs, for pools whose image is a tag.
         f"controllerconfigs.{GROUP}": ("get",),
         f"machineconfigs.{GROUP}": ("get",),
-        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
+        f"machineconfigpools.{GROUP}": ("patch", *_WATCH_VERBS),
         f"machineconfigpools/status.{GROUP}": ("patch",),
+        f"pinnedimagesets.{GROUP}": _WATCH_VERBS,
         f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": _WATCH_VERBS,
         f"rolloutpolicies/status.{resources.ROLLOUTPOLICIES.group}": ("patch",),
         f"machineconfignodes.{GROUP}": ("create", "patch", *_WATCH_VERBS),
@@ -199,6 +200,8 @@ NODE_VERBS: Verbs = {
     # policy applies to writes only. The agent reads its own object in the response to a patch.
     f"machineconfignodes/status.{GROUP}": ("patch",),
     f"machineconfigurations.{resources.MACHINECONFIGURATIONS.group}": ("get",),
+    # Not list: the Node names the sets.
+    f"pinnedimagesets.{GROUP}": ("get",),
 }
 """Verbs of the agent beyond those of the Node authorizer."""
 

@@ -147,6 +147,13 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         metavar="FILE",
         help="connect to the API server with this kubeconfig (default: the setting kubeconfig)",
     )
+    run.add_argument(
+        "--pinned-images",
+        dest="module",
+        action="store_const",
+        const="treenail.cli.node.pin_images",
+        help=argparse.SUPPRESS,
+    )
 
 
 def _add_firstboot(commands: "argparse._SubParsersAction[CommandParser]") -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import hashlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
 from treenail.cli.node import backend, local_machine, run_probes
 from treenail.cli.output import EXIT_UNMANAGEABLE
+from treenail.config import node_paths
 from treenail.daemon import agent_settings
 from treenail.daemon.cluster import (
     controller_config,
@@ -255,6 +257,7 @@ def _create_transport(
     return native.HttpTransport(access.connection, clock)
 
 
+_PINNED_UNIT = "treenail-pinned-images.service"
 _NAME_POLL_S = 1.0
 """How often an agent whose Node is uncertain reads the host name again."""
 
@@ -278,6 +281,8 @@ class Agent:
         self._bus_process = bus_process
         self._wakeup, self._stop = wakeup, stop
         self._exit_code = 0
+        self._pinned_sets: str | None = None
+        """The PinnedImageSets whose images were requested last."""
         self._lacks_memory = False
         """A thread ended with MemoryError."""
         self._status_file = status_file.StatusFile(
@@ -461,11 +466,28 @@ class Agent:
 
     def _release_memory(self) -> None:
         """End the process that talks to D-Bus, and return the memory of the last work."""
+        self._start_pinned_images()
         if not self._bus_process.is_running:
             return  # nothing was done since the last rest
         self._bus_process.close_connection()
         gc.collect()
         memory.release_freed_memory()
+
+    def _start_pinned_images(self) -> None:
+        """Pull and pin images in a unit of its own, if the Node names other sets than before."""
+        node = self._node_client.get_cached_node()
+        sets = None if node is None else node.annotations.get(key.PINNED_IMAGE_SETS, "")
+        if sets is None or sets == self._pinned_sets:
+            return
+        description = f"treenail: pin images {hashlib.sha256(sets.encode()).hexdigest()[:16]}"
+        argv = (sys.executable, "-P", "-m", "treenail", *sys.argv[1:], "--pinned-images")
+        try:
+            if sets or self._machine.files.has_entry(node_paths.PINNED_IMAGES):
+                self._machine.transient_units.start_job(_PINNED_UNIT, description, argv)
+                log.info("pulling the images of the PinnedImageSets %s", sets or "(none)")
+            self._pinned_sets = sets
+        except errors.HostError as error:
+            log.warning("cannot pull the images of PinnedImageSets: %s", error)
 
     def _handle_signal(self, number: int, _frame: object) -> None:
         self._stop.set()

@@ -83,6 +83,7 @@ class NodeSettings:
     pool_retry: str = ""
     is_single: bool = False
     """The node is the only one of the cluster."""
+    pinned_sets: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ class NodeFacts:
                 annotations.get(key.HEALTH_MODE, ""),
                 annotations.get(key.POOL_RETRY, ""),
                 annotations.get(key.CONTROL_PLANE_TOPOLOGY) == key.SINGLE_REPLICA,
+                annotations.get(key.PINNED_IMAGE_SETS, ""),
             ),
             drain_blocker=_parse_drain_blocker(annotations),
             progress=parse_progress(

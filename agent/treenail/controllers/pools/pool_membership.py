@@ -122,19 +122,6 @@ class ObservedPool:
         )
 
 
-def check_supported_fields(pool: machineconfigpool.MachineConfigPool) -> None:
-    """Raise `ConfigError` for a field that the controllers do not implement.
-
-    Ignored, it would let the pool report Updated without what the field requests.
-    """
-    if pool.pinned_image_sets:
-        raise ConfigError(
-            f"spec.pinnedImageSets of pool {pool.name} is not supported, found "
-            + ", ".join(pool.pinned_image_sets[:3]),
-            remedy="remove it, and pull the images in another way, such as with a DaemonSet",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
     """One pool and its nodes, from the caches."""

@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
+from treenail.api import (
+    decode,
+    machineconfigpool,
+    machineosbuild,
+    machineosconfig,
+    object_meta,
+)
 from treenail.clocks import Clock
 from treenail.controllers.pools import (
     disruption_budgets,
@@ -93,6 +99,7 @@ class RolloutController:
                 self._index.list_etcd_members,
                 self._index.has_one_node,
                 self._budgets.find_blocked_nodes,
+                self._list_pinned_sets,
             ),
             clock,
             external_gates.BackgroundGates(gates, clock, self._gate_executor),
@@ -122,6 +129,7 @@ class RolloutController:
             None
         )
         self._builds: informer_set.InformerView[machineosbuild.MachineOSBuild] | None = None
+        self._pinned_sets: informer_set.InformerView[object_meta.ObjectMeta] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
@@ -187,6 +195,14 @@ class RolloutController:
 
         self._watch_policies(informers, pools, enqueue)
         self._watch_builds(informers, enqueue)
+        self._pinned_sets = informers.add_view(
+            # Only nodes read the images.
+            watch.WatchScope(resources.PINNEDIMAGESETS, is_optional=True, has_metadata_only=True),
+            object_meta.read_metadata,
+            optional=True,
+            required=False,
+        )
+        self._pinned_sets.add_handler(lambda *_: self._enqueue_pools(enqueue))
         informers.add_loss_handler(partial(self._enqueue_pools, enqueue))
         pools.add_handler(on_pool)
         nodes.add_handler(on_node)
@@ -281,7 +297,7 @@ class RolloutController:
         return next((node.started_at for node in nodes if node.started_at is not None), None)
 
     def _enqueue_pools(self, enqueue: Callable[[str], None]) -> None:
-        """Let each pool report that nothing is assigned, and look again until that is over."""
+        """Reconcile all pools. Without a watch they report that nothing is assigned."""
         for pool in self._index.get_pool_names():
             enqueue(pool)
 
@@ -300,6 +316,10 @@ class RolloutController:
             return os_image.NO_BUILD
         builds = {} if self._builds is None else self._builds.get_all()
         return os_image.find_pool_build(pool, configs.values(), builds.values())
+
+    def _list_pinned_sets(self) -> Mapping[str, object_meta.ObjectMeta] | None:
+        view = self._pinned_sets
+        return None if view is None or view.listed_at is None else view.get_all()
 
     def _enqueue_lock_holders(self, enqueue: Callable[[str], None]) -> None:
         """Look at all nodes with a lock after a pool is deleted."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from treenail import clocks
 from treenail.api import annotations as key
@@ -83,6 +84,7 @@ class ConfigChecker:
 
 log = logging.getLogger(__name__)
 
+_MAX_PINNED_SETS = 100  # in the CRD of the pool
 CONFLICT_RETRY_S = 0.5
 """Delay after a conflict. By then the cache shows what the other client wrote."""
 
@@ -125,6 +127,8 @@ class RolloutCaches:
     """Returns whether the cluster has one node only."""
     find_blocked_nodes: Callable[[], frozenset[str]] = frozenset
     """Returns the nodes that a PodDisruptionBudget blocks."""
+    list_pinned_sets: Callable[[], Mapping[str, object_meta.ObjectMeta] | None] = lambda: None
+    """Returns the metadata of the PinnedImageSets by name; None while they are unknown."""
 
 
 @dataclass(slots=True)
@@ -270,7 +274,6 @@ class RolloutReconciler:
         pool = sync.pool
         try:
             pool_membership.validate_pool(sync.snapshot)
-            pool_membership.check_supported_fields(pool)
             sync.policy = rollout_policy.find_policy(pool, self._caches.list_policies())
             image_verdict = self._settings.image_gate(pool, sync.image)
             stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
@@ -354,6 +357,7 @@ class RolloutReconciler:
         self._assign_nodes(sync, chosen)
         self._update_prestage(sync)
         self._copy_settings(sync)
+        self._copy_pinned_sets(sync)
         self._release_locks(sync)
         sync.nodes = self._expected.overlay_nodes(sync.snapshot.nodes)
 
@@ -432,6 +436,30 @@ class RolloutReconciler:
             target,
             sync.decision.nodes_to_assign,
         )
+        for error in self._writer.copy_settings(changes):
+            sync.record_error(error)
+
+    def _copy_pinned_sets(self, sync: _PoolSync) -> None:
+        """Name the pinned image sets in the pool and on its nodes, also while it is paused."""
+        sets, selector = self._caches.list_pinned_sets(), sync.pool.machine_config_selector
+        if sets is None or sync.stale_reason or sync.pool.is_deleting:
+            return
+        selected = (
+            name for name in sorted(sets) if selector and selector.matches(sets[name].labels)
+        )
+        names = tuple(islice(selected, _MAX_PINNED_SETS))
+        try:
+            if names != sync.pool.pinned_image_sets:
+                written = self._writer.write_pinned_sets(sync.pool, names)
+                sync.pool = self._pools.record_write(sync.pool, written)
+        except ClusterError as problem:
+            sync.record_error(problem)
+        wanted = ",".join(f"{name}@{sets[name].generation}" for name in names)
+        changes = [
+            writer.SettingsChange(node, {key.PINNED_IMAGE_SETS: wanted or None})
+            for node in self._expected.overlay_nodes(sync.snapshot.nodes)
+            if node.settings.pinned_sets != wanted
+        ]
         for error in self._writer.copy_settings(changes):
             sync.record_error(error)
 

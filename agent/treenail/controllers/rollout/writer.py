@@ -226,6 +226,14 @@ class RolloutWriter:
         patch = _build_replacement(pool.status.get(image_tags.TAG_STATUS), status)
         return self._write_status(pool, {image_tags.TAG_STATUS: patch if status else None})
 
+    def write_pinned_sets(
+        self, pool: machineconfigpool.MachineConfigPool, names: Iterable[str]
+    ) -> machineconfigpool.MachineConfigPool:
+        """Name the PinnedImageSets in the pool's spec and return the pool from the response."""
+        return self._write_pool(
+            pool, "spec", {"pinnedImageSets": [{"name": name} for name in names]}
+        )
+
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
     ) -> machineconfigpool.MachineConfigPool:
@@ -244,12 +252,19 @@ class RolloutWriter:
     def _write_status(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
-        body: decode.Json = {
-            "metadata": {"resourceVersion": pool.metadata.resource_version},
-            "status": status,
-        }
+        return self._write_pool(pool, "status", status, subresource="status")
+
+    def _write_pool(
+        self,
+        pool: machineconfigpool.MachineConfigPool,
+        part: str,
+        content: decode.Json,
+        subresource: str = "",
+    ) -> machineconfigpool.MachineConfigPool:
+        metadata = {"resourceVersion": pool.metadata.resource_version}
+        body: decode.Json = {"metadata": metadata, part: content}
         response = self._client.patch(
-            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource=subresource
         )
         return pool_membership.ObservedPool.from_json(response).pool
 

@@ -260,7 +260,6 @@ def _plan_pool(
         raise observed.error
     nodes = rollout_record.apply_record(observed.pool.status, nodes)
     pool, config, sources = _render_target(snapshot, observed.pool)
-    pool_membership.check_supported_fields(pool)
     image = planned_build.plan_pool_build(
         planned_build.PoolBuildFacts(
             pool,

@@ -29,6 +29,7 @@ _UNIT_GONE = {
 }
 _CALL_S = 60.0
 _MICROSECONDS = 1_000_000
+_JOB_S, _RESTART_US = 12 * 3600.0, 300 * _MICROSECONDS
 _CHANGING_STATES = {"activating", "deactivating", "reloading"}
 
 
@@ -126,6 +127,20 @@ class TransientUnits:
             run = self._wait_for_end(job.unit, signals, on_tick)
         return _require_run(run, job)
 
+    def start_job(self, unit: str, description: str, argv: tuple[str, ...]) -> None:
+        """Start a job without waiting for it. systemd repeats a failed run after five minutes.
+
+        An earlier run goes on if it has the same description; else it is stopped.
+        """
+        run = self.find_run(unit)
+        if run is not None and (run.description != description or not run.is_running_or_done):
+            self.stop_unit(unit, lambda: None)
+            run = None
+        if run is None:
+            lifetime: dict[str, bool | str | int] = {"RemainAfterExit": True}
+            lifetime |= {"Restart": "on-failure", "RestartUSec": _RESTART_US}
+            self._start_unit(TransientJob(unit, description, argv, _JOB_S), lifetime)
+
     def run_once(self, job: TransientJob, on_tick: Callable[[], None]) -> TransientRun:
         """Start a job with a unique unit name and return its end; systemd keeps nothing of it.
 
@@ -192,7 +207,7 @@ class TransientUnits:
             )
         return run
 
-    def _start_unit(self, job: TransientJob, lifetime: Mapping[str, bool | str]) -> None:
+    def _start_unit(self, job: TransientJob, lifetime: Mapping[str, bool | str | int]) -> None:
         properties = system_bus.make_unit_properties(
             job.argv,
             {

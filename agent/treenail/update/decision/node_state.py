@@ -209,6 +209,8 @@ class ObservedNode:
     """``baked`` or ``write``, in place of the agent's setting; empty without a choice."""
     removed_registry: str = ""
     """The registry on the bootstrap host that the node must no longer use; empty for none."""
+    pinned_sets: str = ""
+    """The pinned image sets of the node, as the annotation names them."""
     shown_config: str = ""
     """The current config that the Node shows; empty if it shows none."""
     shown_images: frozenset[str] = frozenset()
@@ -311,6 +313,7 @@ def summarize_node(node: Node) -> ObservedNode:
             if (image := annotations.get(current_key))
         ),
         removed_registry=annotations.get(key.REMOVE_BOOTSTRAP_REGISTRY, ""),
+        pinned_sets=annotations.get(key.PINNED_IMAGE_SETS, ""),
     )
 
 
