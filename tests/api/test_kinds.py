@@ -23,12 +23,12 @@ CASES = [
     ("ImageRegistry", "config.openshift.io/v1", ""),
     ("Image", "image.openshift.io/v1", ""),
     ("KubeletConfig", "kubelet.config.k8s.io/v1beta1", ""),
+    ("PinnedImageSet", OWN, ""),
     ("", "", ""),
     # An API server accepts them, and treenail does not read them.
     *(
         (kind, f"{group}/v1", f"ignored: treenail reads no {kind}; ")
         for kind, group in (
-            ("PinnedImageSet", kinds.GROUP),
             ("InternalReleaseImage", kinds.GROUP),
         )
     ),

@@ -13,8 +13,7 @@ import pytest
 from tests.integration.site import LIMIT_S, LOGIN, NODE, PASSWORD, SIZE, Site
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.api.pinnedimageset import API_VERSION, KIND
-from treenail.host.container.cri import CRIO_PINS
+from treenail.host.cri.images import CRIO_PINS
 from treenail.kube.resources import MACHINECONFIGNODES, NODES, PINNEDIMAGESETS
 from treenail_lab.images import Image, make_image
 from treenail_lab.machine.node.daemons import build_environment
@@ -47,7 +46,11 @@ class Pins:
         if name in self._sets:
             written: Json = client.patch(PINNEDIMAGESETS, name, {"spec": spec})
         else:
-            body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
+            body = {
+                "apiVersion": PINNEDIMAGESETS.api_version,
+                "kind": PINNEDIMAGESETS.kind,
+                "metadata": {"name": name},
+            }
             written = client.create(PINNEDIMAGESETS, {**body, "spec": spec})
         self._sets[name] = int(written["metadata"]["generation"])
         self._annotate()
@@ -189,7 +192,7 @@ def test_set_with_a_problem_is_reported_and_changes_nothing(site: Site, pins: Pi
         assert pins.read_pinned() == pins.read_images() == {good.pull_spec}
     generation = pins.write("one", good, absent)
     pins.wait_degraded("ImageNotFound")
-    # systemd repeats the unit: nobody has to do anything on the node.
+    # systemd repeats the unit.
     site.lab.add_image(absent)
     pins.wait_complete(one=generation)
     site.assert_unchanged()

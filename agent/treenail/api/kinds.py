@@ -32,10 +32,9 @@ READ_KINDS = {
     **GENERATOR_KINDS,
 }
 _GROUPS = (GROUP, "treenail.io")
-_LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild"})
-"""Only controllers write them; a dump of a cluster has them."""
+_LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild", "PinnedImageSet"})
+"""No config depends on them; a dump of a cluster has them."""
 _UNREAD_KINDS = {
-    "PinnedImageSet": (GROUP, "remove it, or put the images into the OS image"),
     "InternalReleaseImage": (GROUP, "remove it"),
 }
 """The MCO reads these, by group and what to do instead."""

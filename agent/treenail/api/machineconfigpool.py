@@ -1,12 +1,16 @@
-"""MachineConfigPool: nodes with the same configuration, and limits of their update."""
+"""MachineConfigPool: nodes with the same configuration, and limits of their update.
+
+A PinnedImageSet names images that the nodes of pools keep, whether or not a pod uses them.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
 from treenail import label_selector
-from treenail.api import decode, object_meta
+from treenail.api import decode, object_meta, pullspec
 from treenail.encoding import codec
+from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigPool"
@@ -14,6 +18,7 @@ KIND = "MachineConfigPool"
 MASTER = "master"
 WORKER = "worker"
 ARBITER = "arbiter"
+_PINNED_IMAGES_LIMIT = 500
 CONTROL_PLANE_POOLS = (MASTER, ARBITER)
 """Pools of etcd's members; the bootstrap host of an installation serves their machines."""
 
@@ -117,3 +122,26 @@ def reject_unknown_pool_fields(document: object) -> None:
     """Raise `ConfigError` for a field of the spec that no MachineConfigPool has."""
     spec = decode.Fields.from_json(document, "").values.get("spec")
     codec.read_value(MachineConfigPool, {"spec": spec}, "", is_strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedImageSet(codec.JsonObject, kind="PinnedImageSet", api_version=API_VERSION):
+    """Snapshot of a PinnedImageSet."""
+
+    metadata: object_meta.ObjectMeta
+    images: Annotated[object_meta.ObjectNames, codec.Key("spec.pinnedImages")] = ()
+    """Pull specs by digest."""
+
+
+def parse_pinned_set(document: decode.Json) -> PinnedImageSet:
+    """Parse the object; raise `ConfigError` also for what the CRD rejects."""
+    pinned = PinnedImageSet.from_json(document)
+    where = f"PinnedImageSet {pinned.metadata.name}: spec.pinnedImages"
+    if not 1 <= len(pinned.images) <= _PINNED_IMAGES_LIMIT:
+        raise ConfigError(
+            f"{where}: expected 1 to {_PINNED_IMAGES_LIMIT} images, found {len(pinned.images)}",
+            remedy="delete the PinnedImageSet, or divide it into several ones",
+        )
+    for number, image in enumerate(pinned.images):
+        pullspec.parse_pull_spec(image, where=f"{where}[{number}].name")
+    return pinned

@@ -1,10 +1,9 @@
 """Pinned images of a node: which to pull, which to pin, and which sets cannot be completed."""
 
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
 
 from treenail import observations, sanitize
-from treenail.api.pinnedimageset import PinnedImageSet
+from treenail.api.machineconfigpool import PinnedImageSet
 from treenail.memory import format_bytes
 
 Inspection = observations.ImageInspection | observations.InspectionProblem | None
@@ -14,22 +13,16 @@ _UNPACKED_FACTOR = 2
 """Space of an image as a multiple of its compressed layers; the MCO assumes the same."""
 
 
-class PullPlan(NamedTuple):
-    """The images to pull, and the problem of each set that gets none, by its name."""
-
-    images: tuple[str, ...]
-    problems: Mapping[str, str]
-
-
 def plan_pulls(
     sets: Sequence[PinnedImageSet],
     present: Set[str],
     usable_bytes: int,
     inspected: Mapping[str, Inspection],
-) -> PullPlan:
-    """Plan what to pull. Layers that several images share count once.
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the images to pull, and the problem of each set that gets none, by its name.
 
-    An image of unknown size counts nothing: only the check before its pull limits it.
+    Layers that several images share count once. An image of unknown size counts nothing: only the
+    check before its pull limits it.
     """
     pulls: dict[str, None] = {}
     layers: dict[str, int] = {}
@@ -38,11 +31,12 @@ def plan_pulls(
         missing = [image for image in pinned.images if image not in present]
         problem, with_missing = "", dict(layers)
         for image in missing:
-            match inspected.get(image):
-                case observations.InspectionProblem(kind, text):
-                    problem = problem or _describe_failure(pinned, image, f"{kind}: {text}")
-                case observations.ImageInspection(layers=described):
-                    with_missing |= {layer.digest: layer.size_bytes for layer in described}
+            found = inspected.get(image)
+            if isinstance(found, observations.InspectionProblem):
+                cause = f"{found.kind}: {found.text}"
+                problem = problem or _describe_failure(pinned, image, cause)
+            elif found is not None:
+                with_missing |= {layer.digest: layer.size_bytes for layer in found.layers}
         needed = sum(with_missing.values()) * _UNPACKED_FACTOR
         if missing and needed > usable_bytes:
             problem = problem or (
@@ -51,10 +45,10 @@ def plan_pulls(
             )
         if problem:
             problems[pinned.metadata.name] = problem
-            continue
-        layers = with_missing
-        pulls |= dict.fromkeys(missing)
-    return PullPlan(tuple(pulls), problems)
+        else:
+            layers = with_missing
+            pulls |= dict.fromkeys(missing)
+    return tuple(pulls), problems
 
 
 def choose_pins(
@@ -63,22 +57,18 @@ def choose_pins(
     pinned_before: Set[str],
     problems: Mapping[str, str],
     failures: Mapping[str, str],
-) -> tuple[tuple[str, ...], Mapping[str, str]]:
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the images to pin, sorted, and the problems with those of incomplete sets.
 
-    ``failures`` are the errors of pulls by image. A set with a problem pins nothing new and keeps
-    its pinned images. While a set cannot be read, and so has no images, all pinned ones stay.
+    ``failures`` are the errors of pulls by image. A set with a problem pins nothing new.
     """
-    pins: set[str] = set()
-    problems = dict(problems)
+    pins, problems = set[str](), dict(problems)
     for pinned in sets:
-        name, images = pinned.metadata.name, pinned.images
-        lacking = next((image for image in images if image not in present), "")
+        name, lacking = pinned.metadata.name, [i for i in pinned.images if i not in present]
         if lacking and name not in problems:
-            cause = failures.get(lacking) or "it was removed after its pull"
-            problems[name] = _describe_failure(pinned, lacking, cause)
-        kept = pinned_before & ({*images} or pinned_before)
-        pins.update(kept if name in problems else images)
+            cause = failures.get(lacking[0]) or "it was removed after its pull"
+            problems[name] = _describe_failure(pinned, lacking[0], cause)
+        pins |= {*pinned.images} & pinned_before if name in problems else {*pinned.images}
     return tuple(sorted(pins & present)), problems
 
 

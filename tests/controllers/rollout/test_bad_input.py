@@ -103,11 +103,6 @@ CASES = {
         "create it, or correct spec.rolloutPolicy; until then no node is assigned",
         reason="MissingRolloutPolicy", spec={"rolloutPolicy": "carefull"},
     ),
-    "a pinned image set": Case(
-        "spec.pinnedImageSets of pool worker is not supported, found base; remove it, and pull "
-        "the images in another way, such as with a DaemonSet",
-        spec={"pinnedImageSets": [{"name": "base"}]},
-    ),
     "a config that does not exist": Case(
         "cannot assign MachineConfig new: it does not exist; create it, or correct "
         "spec.configuration of pool worker",

@@ -151,7 +151,7 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "--pinned-images",
         dest="module",
         action="store_const",
-        const="treenail.cli.node.pin_images",
+        const="treenail.cli.node.run:pin_images",
         help=argparse.SUPPRESS,
     )
 

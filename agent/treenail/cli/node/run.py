@@ -92,6 +92,21 @@ def run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
     raise lack
 
 
+def pin_images(arguments: argparse.Namespace) -> int:
+    """Pull and pin images once; return 1 if a set is not complete, and systemd begins again."""
+    # Imported late: the agent starts a process for it.
+    from treenail.daemon.cluster.pinned_images import PinnedImagesJob
+
+    settings = local_machine.load_agent_settings(arguments)
+    journal.configure_stream_logging(sys.stderr, level=settings.log_level)
+    with local_machine.open_machine(settings.root) as machine:
+        access = node_identity.read_access(settings, machine.root)
+        with closing(_create_transport(access, machine.clock)) as transport:
+            # An apply removes what its field manager owns and omits: the agent has another one.
+            client = api_client.Client(transport, field_manager="treenail-pinned-images")
+            return 0 if PinnedImagesJob(machine, client, access.identity.name).run() else 1
+
+
 def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
     bus = system_bus.SystemBus(service=bus_process)
     if _roll_back_after_crashes(local_machine.open_machine(arguments.root, bus), arguments):

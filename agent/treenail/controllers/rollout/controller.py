@@ -297,7 +297,7 @@ class RolloutController:
         return next((node.started_at for node in nodes if node.started_at is not None), None)
 
     def _enqueue_pools(self, enqueue: Callable[[str], None]) -> None:
-        """Reconcile all pools. Without a watch they report that nothing is assigned."""
+        """Reconcile all pools. While a watch is disconnected, they report that."""
         for pool in self._index.get_pool_names():
             enqueue(pool)
 

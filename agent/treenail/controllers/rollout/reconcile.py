@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from treenail import clocks
 from treenail.api import annotations as key
@@ -444,12 +443,10 @@ class RolloutReconciler:
         sets, selector = self._caches.list_pinned_sets(), sync.pool.machine_config_selector
         if sets is None or sync.stale_reason or sync.pool.is_deleting:
             return
-        selected = (
-            name for name in sorted(sets) if selector and selector.matches(sets[name].labels)
-        )
-        names = tuple(islice(selected, _MAX_PINNED_SETS))
+        names = [name for name in sorted(sets) if selector and selector.matches(sets[name].labels)]
+        names = names[:_MAX_PINNED_SETS]
         try:
-            if names != sync.pool.pinned_image_sets:
+            if tuple(names) != sync.pool.pinned_image_sets:
                 written = self._writer.write_pinned_sets(sync.pool, names)
                 sync.pool = self._pools.record_write(sync.pool, written)
         except ClusterError as problem:

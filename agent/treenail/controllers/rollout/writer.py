@@ -230,9 +230,11 @@ class RolloutWriter:
         self, pool: machineconfigpool.MachineConfigPool, names: Iterable[str]
     ) -> machineconfigpool.MachineConfigPool:
         """Name the PinnedImageSets in the pool's spec and return the pool from the response."""
-        return self._write_pool(
-            pool, "spec", {"pinnedImageSets": [{"name": name} for name in names]}
-        )
+        metadata = {"resourceVersion": pool.metadata.resource_version}
+        spec = {"pinnedImageSets": [{"name": name} for name in names]}
+        body: decode.Json = {"metadata": metadata, "spec": spec}
+        response = self._client.patch(resources.MACHINECONFIGPOOLS, pool.name, body)
+        return pool_membership.ObservedPool.from_json(response).pool
 
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
@@ -252,19 +254,12 @@ class RolloutWriter:
     def _write_status(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
-        return self._write_pool(pool, "status", status, subresource="status")
-
-    def _write_pool(
-        self,
-        pool: machineconfigpool.MachineConfigPool,
-        part: str,
-        content: decode.Json,
-        subresource: str = "",
-    ) -> machineconfigpool.MachineConfigPool:
-        metadata = {"resourceVersion": pool.metadata.resource_version}
-        body: decode.Json = {"metadata": metadata, part: content}
+        body: decode.Json = {
+            "metadata": {"resourceVersion": pool.metadata.resource_version},
+            "status": status,
+        }
         response = self._client.patch(
-            resources.MACHINECONFIGPOOLS, pool.name, body, subresource=subresource
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
         )
         return pool_membership.ObservedPool.from_json(response).pool
 

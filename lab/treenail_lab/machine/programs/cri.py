@@ -1,6 +1,6 @@
 """Emulated crictl and ctr: the images of a container runtime, their pins and their collection.
 
-The runtime is CRI-O or containerd by the socket that a program is told. Its images are pull specs
+The name of the socket decides whether the runtime is CRI-O or containerd. Its images are pull specs
 in one file. CRI-O reads its drop-in at each call, as after a reload. A collection of garbage, here
 ``crictl rmi --prune``, removes every image that is not pinned.
 """

@@ -22,7 +22,7 @@ import pytest
 from tests.waiting import wait_until
 from treenail.clocks import SystemClock
 from treenail.errors import CommandError, HostError
-from treenail.host.container.cri import CRIO_PINS, ImageRuntime
+from treenail.host.cri.images import CRIO_PINS, ImageRuntime
 from treenail.host.filesystem.root_directory import Root
 from treenail.host.machine import Machine
 from treenail.process import stop_process
