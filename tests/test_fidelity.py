@@ -14,6 +14,7 @@ DOCUMENT = (ROOT / "docs/fidelity.md").read_text()
 COLUMNS = ("behaviour", "lab", "real", "version", "last run", "test")
 PROGRAMS = (
     "rpm-ostree", "bootc", "libostree and systemd", "kube-apiserver", "kubelet",
+    "Container runtimes",
     "machine-config-controller",
     "machine-config-daemon", "Ignition and the MCO's config server", "buildah and BuildKit",
     "Failures of image builds",
