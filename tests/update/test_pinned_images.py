@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from treenail.api import object_meta
-from treenail.api.machineconfigpool import PinnedImageSet, parse_pinned_set
-from treenail.errors import ConfigError
+from treenail.api.machineconfigpool import PinnedImageSet
 from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
 from treenail.update.pinned_images import Inspection, choose_pins, plan_pulls
 
@@ -93,21 +92,3 @@ def test_set_whose_pull_failed_has_the_cause() -> None:
     )
     _, problems = choose_pins((ONE,), frozenset({A}), frozenset(), {}, {B: ""})
     assert "it was removed after its pull" in problems["one"]
-
-
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        ([], "spec.pinnedImages: expected 1 to 500 images, found 0"),
-        ([A] * 501, "spec.pinnedImages: expected 1 to 500 images, found 501"),
-        (
-            [A, "quay.io/app:1"],
-            r"spec.pinnedImages\[1\].name is 'quay.io/app:1', but it names a tag",
-        ),
-    ],
-)
-def test_set_that_the_crd_rejects_is_an_error(images: list[str], words: str) -> None:
-    names = [{"name": image} for image in images]
-    with pytest.raises(ConfigError, match=words) as caught:
-        parse_pinned_set({"metadata": {"name": "one"}, "spec": {"pinnedImages": names}})
-    assert caught.value.remedy

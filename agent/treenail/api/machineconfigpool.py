@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import Annotated
 
 from treenail import label_selector
-from treenail.api import decode, object_meta, pullspec
+from treenail.api import decode, object_meta
 from treenail.encoding import codec
-from treenail.errors import ConfigError
 
 API_VERSION = "machineconfiguration.openshift.io/v1"
 KIND = "MachineConfigPool"
@@ -18,7 +17,6 @@ KIND = "MachineConfigPool"
 MASTER = "master"
 WORKER = "worker"
 ARBITER = "arbiter"
-_PINNED_IMAGES_LIMIT = 500
 CONTROL_PLANE_POOLS = (MASTER, ARBITER)
 """Pools of etcd's members; the bootstrap host of an installation serves their machines."""
 
@@ -130,18 +128,4 @@ class PinnedImageSet(codec.JsonObject, kind="PinnedImageSet", api_version=API_VE
 
     metadata: object_meta.ObjectMeta
     images: Annotated[object_meta.ObjectNames, codec.Key("spec.pinnedImages")] = ()
-    """Pull specs by digest."""
-
-
-def parse_pinned_set(document: decode.Json) -> PinnedImageSet:
-    """Parse the object; raise `ConfigError` also for what the CRD rejects."""
-    pinned = PinnedImageSet.from_json(document)
-    where = f"PinnedImageSet {pinned.metadata.name}: spec.pinnedImages"
-    if not 1 <= len(pinned.images) <= _PINNED_IMAGES_LIMIT:
-        raise ConfigError(
-            f"{where}: expected 1 to {_PINNED_IMAGES_LIMIT} images, found {len(pinned.images)}",
-            remedy="delete the PinnedImageSet, or divide it into several ones",
-        )
-    for number, image in enumerate(pinned.images):
-        pullspec.parse_pull_spec(image, where=f"{where}[{number}].name")
-    return pinned
+    """Pull specs, which the CRD requires to have a digest."""

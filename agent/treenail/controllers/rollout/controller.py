@@ -5,13 +5,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from treenail.api import (
-    decode,
-    machineconfigpool,
-    machineosbuild,
-    machineosconfig,
-    object_meta,
-)
+from treenail.api import decode, machineconfigpool, machineosbuild, machineosconfig
+from treenail.api.object_meta import ObjectMeta, read_metadata
 from treenail.clocks import Clock
 from treenail.controllers.pools import (
     disruption_budgets,
@@ -129,7 +124,7 @@ class RolloutController:
             None
         )
         self._builds: informer_set.InformerView[machineosbuild.MachineOSBuild] | None = None
-        self._pinned_sets: informer_set.InformerView[object_meta.ObjectMeta] | None = None
+        self._pinned_sets: informer_set.InformerView[ObjectMeta] | None = None
         self._lock = threading.Lock()
         self._not_before: dict[str, float] = {}
 
@@ -198,7 +193,7 @@ class RolloutController:
         self._pinned_sets = informers.add_view(
             # Only nodes read the images.
             watch.WatchScope(resources.PINNEDIMAGESETS, is_optional=True, has_metadata_only=True),
-            object_meta.read_metadata,
+            read_metadata,
             optional=True,
             required=False,
         )
@@ -317,7 +312,7 @@ class RolloutController:
         builds = {} if self._builds is None else self._builds.get_all()
         return os_image.find_pool_build(pool, configs.values(), builds.values())
 
-    def _list_pinned_sets(self) -> Mapping[str, object_meta.ObjectMeta] | None:
+    def _list_pinned_sets(self) -> Mapping[str, ObjectMeta] | None:
         view = self._pinned_sets
         return None if view is None or view.listed_at is None else view.get_all()
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfignode, machineconfigpool, object_meta, pullspec
+from treenail.api import decode, machineconfignode, object_meta, pullspec
+from treenail.api.machineconfigpool import PinnedImageSet
 from treenail.api.object_meta import Condition
 from treenail.config import node_paths, pullsecret
 from treenail.daemon.cluster.pull_secrets import AUTH_FILE
@@ -48,43 +49,44 @@ class PinnedImagesJob:
         names = filter(None, (entry.rpartition("@")[0] for entry in entries))
         # A deleted set is none.
         found = [self._client.find(resources.PINNEDIMAGESETS, name) for name in names]
-        documents = [document for document in found if document is not None]
-        known = [object_meta.read_metadata(document) for document in documents]
+        sets = [PinnedImageSet.from_json(document) for document in found if document is not None]
         try:
-            problems = self._complete_sets(known, documents)
+            problems = self._complete_sets(sets)
         except (errors.ConfigError, errors.HostError) as error:
-            if not known:
+            if not sets:
                 raise
-            problems = {meta.name: status.format_reason(error) for meta in known}
+            problems = {pinned.metadata.name: status.format_reason(error) for pinned in sets}
         text = "; ".join(f"PinnedImageSet {name}: {problem}" for name, problem in problems.items())
         failed = Condition(_DEGRADED, "True", "PrefetchFailed", text[: key.REASON_LIMIT])
-        self._report(known, problems, *((failed,) if problems else _COMPLETE))
+        self._report(sets, problems, *((failed,) if problems else _COMPLETE))
         log.info("PinnedImageSets: %s", text or "complete")
         return not problems
 
-    def _complete_sets(
-        self, known: Sequence[object_meta.ObjectMeta], documents: Sequence[decode.Json]
-    ) -> Mapping[str, str]:
+    def _complete_sets(self, sets: Sequence[PinnedImageSet]) -> Mapping[str, str]:
         """Pull and pin; return the problem of each set that is not complete, by its name."""
-        sets = [machineconfigpool.parse_pinned_set(document) for document in documents]
         files, runtime = self._machine.files, ImageRuntime(self._machine)
         present = runtime.list_images()
-        wanted = dict.fromkeys(image for pinned in sets for image in pinned.images)
+        wanted = {
+            image: pullspec.parse_pull_spec(image, where="a pinned image")
+            for pinned in sets
+            for image in pinned.images
+        }
         problems, failures = dict[str, str](), dict[str, str]()
         if missing := [image for image in wanted if image not in present]:
             message = f"node is prefetching images: {self._node}"
-            self._report(known, None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
+            self._report(sets, None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
             usable_bytes, inspected = runtime.read_usable_bytes(), self._inspect_images(missing)
             pulls, problems = pinned_images.plan_pulls(sets, present, usable_bytes, inspected)
-            failures = self._pull_images(runtime, pulls)
+            failures = self._pull_images(runtime, {image: wanted[image] for image in pulls})
             present = runtime.list_images()
         recorded = (files.read_file(node_paths.PINNED_IMAGES) or b"").decode().split()
         before = frozenset(recorded)
         pins, problems = pinned_images.choose_pins(sets, present, before, problems, failures)
-        # Another process must find all that this one may leave pinned.
-        files.write_file(node_paths.PINNED_IMAGES, "\n".join(before.union(pins)).encode())
-        runtime.pin_images(pins, present & before.difference(pins))
-        files.write_file(node_paths.PINNED_IMAGES, "\n".join(pins).encode())
+        if pins or before:
+            # Another process must find all that this one may leave pinned.
+            files.write_file(node_paths.PINNED_IMAGES, "\n".join(before.union(pins)).encode())
+            runtime.pin_images(pins, present & before.difference(pins))
+            files.write_file(node_paths.PINNED_IMAGES, "\n".join(pins).encode())
         if not pins:
             files.remove_file(node_paths.PINNED_IMAGES)
         return problems
@@ -95,13 +97,15 @@ class PinnedImagesJob:
         auth_file = str(path) if path.exists() else ""
         return _map_parallel(partial(skopeo.inspect_image, auth_file=auth_file), images)
 
-    def _pull_images(self, runtime: ImageRuntime, images: Collection[str]) -> dict[str, str]:
+    def _pull_images(
+        self, runtime: ImageRuntime, images: Mapping[str, pullspec.PullSpec]
+    ) -> dict[str, str]:
         """Pull the images until the disk is full; return the error of each, empty without one."""
         content = self._machine.files.read_file(AUTH_FILE) or b'{"auths": {}}'
         secret = pullsecret.parse_pull_secret(content, where=AUTH_FILE)
 
         def pull(image: str) -> str:
-            spec = pullspec.parse_pull_spec(image, where="image")
+            spec = images[image]
             login = pullsecret.find_credential(secret, spec.registry, spec.repository)
             if runtime.read_usable_bytes() < 0:
                 return "the disk is full"
@@ -116,13 +120,13 @@ class PinnedImagesJob:
 
     def _report(
         self,
-        sets: Sequence[object_meta.ObjectMeta],
+        sets: Sequence[PinnedImageSet],
         problems: Mapping[str, str] | None,
         *news: Condition,
     ) -> None:
         """Report on the MachineConfigNode if there is one; ``problems`` is None until the end."""
         shown: list[decode.Json] = []
-        for meta in sets:
+        for meta in (pinned.metadata for pinned in sets):
             shown.append({"name": meta.name, "desiredGeneration": meta.generation})
             if problems and meta.name in problems:
                 shown[-1]["lastFailedGeneration"] = meta.generation
