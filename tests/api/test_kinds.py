@@ -28,9 +28,7 @@ CASES = [
     # An API server accepts them, and treenail does not read them.
     *(
         (kind, f"{group}/v1", f"ignored: treenail reads no {kind}; ")
-        for kind, group in (
-            ("InternalReleaseImage", kinds.GROUP),
-        )
+        for kind, group in (("InternalReleaseImage", kinds.GROUP),)
     ),
     # An API server refuses them.
     ("MachineConfg", OWN, "unknown kind 'MachineConfg'; did you mean MachineConfig?"),
