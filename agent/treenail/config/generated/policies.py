@@ -16,7 +16,6 @@ import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cmp_to_key
 
 from treenail.api import annotations, decode, pullspec
 from treenail.config.generated import registries, sources
@@ -133,7 +132,9 @@ def generate_policy_files(
     files = [sources.GeneratedFile(POLICY_PATH, text)]
     if signed := {*cluster, *(scope for own in namespaces.values() for scope in own)}:
         places = {place for scope in signed for place in _list_places(scope, known)}
-        files.append(sources.GeneratedFile(ATTACHMENTS_PATH, _format_attachments(signed | places)))
+        attachments = {scope: {"use-sigstore-attachments": True} for scope in signed | places}
+        text = yaml11.dump_yaml({"docker": attachments})
+        files.append(sources.GeneratedFile(ATTACHMENTS_PATH, text))
     for namespace, own in namespaces.items():
         text = _format_policy(policy, _join(shared, own))
         files.append(sources.GeneratedFile(f"{NAMESPACES_PATH}/{namespace}.json", text))
@@ -233,33 +234,6 @@ def _format_policy(policy: decode.Fields, scopes: _Scopes) -> str:
     }
     document = {"default": policy.get_list("default"), "transports": ordered}
     return json.dumps(document, indent=2, ensure_ascii=False).translate(_GO_ESCAPES)
-
-
-def _format_attachments(scopes: Iterable[str]) -> str:
-    """Format as go-yaml 2 does: no key of more than 128 characters is a simple one."""
-    lines = ["docker:\n"]
-    for scope in sorted(scopes, key=cmp_to_key(_compare)):
-        is_text = isinstance(yaml11.resolve_scalar(scope), str)
-        key = f"'{scope}'" if scope.startswith("*") else scope if is_text else f'"{scope}"'
-        lines.append(f"  {key}:\n    " if len(scope) <= 128 else f"  ? {key}\n  : ")
-        lines.append("use-sigstore-attachments: true\n")
-    return "".join(lines)
-
-
-def _compare(first: str, second: str) -> int:
-    """Compare as go-yaml 2 does (sorter.go): letters come last, numbers count by their value."""
-    pairs = enumerate(zip(first, second, strict=False))
-    at = next((index for index, (left, right) in pairs if left != right), None)
-    if at is None:
-        return len(first) - len(second)
-    # The difference can begin inside of a number, at a 0.
-    head = "1" if re.search("[1-9][0-9]*$", first[:at]) else "0"
-    left, right = (
-        (key[at].isalpha(), 0 if key[at].isalpha() else int(head + run), len(run), key[at])
-        for key in (first, second)
-        for run in re.findall("^[0-9]*", key[at:])
-    )
-    return -1 if left < right else 1
 
 
 def _make_requirement(source: sources.SourceObject) -> decode.Json:
