@@ -109,17 +109,18 @@ def test_invalid_file_is_an_error_that_names_it(content: bytes) -> None:
             {"imageDigestMirrors": [
                 {"source": "quay.io/os", "mirrors": ["m.example/os"],
                  "mirrorSourcePolicy": "NeverContactSource"}]},
-            MirrorRule("quay.io/os", "", (MirrorLocation("m.example/os", DIGEST_ONLY),), True),
+            MirrorRule("quay.io/os", is_blocked=True,
+                       mirrors=(MirrorLocation("m.example/os", pull=DIGEST_ONLY),)),
         ),
         (
             "ImageTagMirrorSet",
             {"imageTagMirrors": [{"source": "quay.io", "mirrors": ["m.example"]}]},
-            MirrorRule("quay.io", "", (MirrorLocation("m.example", TAG_ONLY),)),
+            MirrorRule("quay.io", mirrors=(MirrorLocation("m.example", pull=TAG_ONLY),)),
         ),
         (
             "ImageContentSourcePolicy",
             {"repositoryDigestMirrors": [{"source": "quay.io", "mirrors": ["m.example"]}]},
-            MirrorRule("quay.io", "", (MirrorLocation("m.example", DIGEST_ONLY),)),
+            MirrorRule("quay.io", mirrors=(MirrorLocation("m.example", pull=DIGEST_ONLY),)),
         ),
     ],
 )  # fmt: skip
@@ -128,11 +129,11 @@ def test_objects_of_openshift_are_rules(kind: str, spec: Json, rule: MirrorRule)
 
 
 def test_added_rules_extend_those_of_the_same_prefix() -> None:
-    first = MirrorRule("quay.io", "", (MirrorLocation("one.example"),))
+    first = MirrorRule("quay.io", mirrors=(MirrorLocation("one.example"),))
     second = MirrorRule(
-        "quay.io", "", (MirrorLocation("two.example"), MirrorLocation("one.example"))
+        "quay.io", mirrors=(MirrorLocation("two.example"), MirrorLocation("one.example"))
     )
-    third = MirrorRule("ghcr.io", "", (MirrorLocation("two.example"),), is_blocked=True)
+    third = MirrorRule("ghcr.io", mirrors=(MirrorLocation("two.example"),), is_blocked=True)
     mirrors = ImageMirrors((first,)).add_rules((second, third))
     assert mirrors.list_places("quay.io/a", is_digest=True) == (
         "one.example/a", "two.example/a", "quay.io/a",

@@ -7,7 +7,7 @@ whether registries.conf can change without a drain.
 
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from treenail.api import decode, machineconfig
@@ -35,40 +35,56 @@ _WILDCARD = "*."
 _PULLS = ("", "all", DIGEST_ONLY, TAG_ONLY)
 
 
-def _read_pull(pull: str) -> str:
-    if pull not in _PULLS:
-        raise json_values.Mismatch(f"one of {', '.join(_PULLS[1:])}", pull)
-    return "" if pull == "all" else pull
-
-
 @dataclass(frozen=True, slots=True)
-class MirrorLocation:
-    """One mirror."""
+class MirrorLocation(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry.mirror]]``."""
 
-    location: str
+    location: codec.NonEmptyText
     """``REGISTRY`` or ``REGISTRY/PATH``."""
-    pull: str = ""
-    """`DIGEST_ONLY`, `TAG_ONLY`, or empty for every image."""
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
+    pull: Annotated[
+        str,
+        codec.Key("pull-from-mirror"),
+        codec.require(f"one of {', '.join(_PULLS[1:])}", _PULLS.__contains__),
+    ] = ""
+    """`DIGEST_ONLY`, `TAG_ONLY`, or another value for every image."""
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorRule:
-    """Mirrors of the images whose name begins with a prefix."""
+class MirrorRule(codec.JsonObject, omits_defaults=True):
+    """One ``[[registry]]``: mirrors of the images whose name begins with a scope."""
 
     prefix: str
-    """``REGISTRY``, ``REGISTRY/PATH``, or ``*.DOMAIN``."""
+    """``REGISTRY``, ``REGISTRY/PATH``, ``*.DOMAIN``, or empty for the location."""
     location: str = ""
     """What replaces the prefix in the name of the source; empty for the prefix itself."""
-    mirrors: tuple[MirrorLocation, ...] = ()
-    is_blocked: bool = False
+    is_insecure: Annotated[bool, codec.Key("insecure")] = False
+    is_blocked: Annotated[bool, codec.Key("blocked")] = False
     """Use the mirrors only."""
+    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only")] = False
+    mirrors: Annotated[tuple[MirrorLocation, ...], codec.Key("mirror")] = ()
+
+    def __post_init__(self) -> None:
+        if not self.scope:
+            raise json_values.Mismatch("REGISTRY or REGISTRY/PATH")
+
+    @property
+    def scope(self) -> str:
+        """What the names of images begin with; ``*.DOMAIN`` for all hosts of a domain."""
+        return self.prefix or self.location
+
+    def list_mirrors(self) -> list[MirrorLocation]:
+        """Return the mirrors, each with the images that it has."""
+        if not self.is_digest_only:
+            return [*self.mirrors]
+        return [replace(mirror, pull=DIGEST_ONLY) for mirror in self.mirrors]
 
     def measure_match(self, name: str) -> int:
-        """Return how many characters of ``REGISTRY/REPOSITORY`` the prefix covers; 0 for none."""
-        if self.prefix.startswith(_WILDCARD):
+        """Return how many characters of ``REGISTRY/REPOSITORY`` the scope covers; 0 for none."""
+        if self.scope.startswith(_WILDCARD):
             host = name.partition("/")[0]
-            return len(host) if host.partition(":")[0].endswith(self.prefix[1:]) else 0
-        return len(self.prefix) if f"{name}/".startswith(f"{self.prefix}/") else 0
+            return len(host) if host.partition(":")[0].endswith(self.scope[1:]) else 0
+        return len(self.scope) if f"{name}/".startswith(f"{self.scope}/") else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +100,15 @@ class ImageMirrors:
         """
         matches = [candidate for candidate in self.rules if candidate.measure_match(name)]
         # Of prefixes of one length the first in their order counts, as in containers/image.
-        order = sorted(matches, key=lambda match: (-len(match.prefix), match.prefix))
+        order = sorted(matches, key=lambda match: (-len(match.scope), match.scope))
         rule = next(iter(order), None)
         if rule is None:
             return (name,)
         rest = name[rule.measure_match(name) :]
         other = TAG_ONLY if is_digest else DIGEST_ONLY
-        places = [f"{mirror.location}{rest}" for mirror in rule.mirrors if mirror.pull != other]
+        places = [
+            f"{mirror.location}{rest}" for mirror in rule.list_mirrors() if mirror.pull != other
+        ]
         if not rule.is_blocked:
             places.append(f"{rule.location}{rest}" if rule.location else name)
         return tuple(dict.fromkeys(places))
@@ -102,14 +120,14 @@ class ImageMirrors:
 
     def add_rules(self, rules: Iterable[MirrorRule]) -> "ImageMirrors":
         """Return the rules of both; of one prefix, own mirrors come first."""
-        merged = {rule.prefix: rule for rule in self.rules}
+        merged = {rule.scope: rule for rule in self.rules}
         for rule in rules:
-            known = merged.get(rule.prefix, MirrorRule(rule.prefix, rule.location))
-            merged[rule.prefix] = MirrorRule(
-                rule.prefix,
-                known.location,
-                tuple(dict.fromkeys((*known.mirrors, *rule.mirrors))),
-                known.is_blocked or rule.is_blocked,
+            known = merged.get(rule.scope, MirrorRule(rule.prefix, rule.location))
+            merged[rule.scope] = replace(
+                known,
+                mirrors=tuple(dict.fromkeys((*known.list_mirrors(), *rule.list_mirrors()))),
+                is_digest_only=False,
+                is_blocked=known.is_blocked or rule.is_blocked,
             )
         return ImageMirrors(tuple(merged.values()))
 
@@ -118,39 +136,10 @@ NO_MIRRORS = ImageMirrors()
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorTable(codec.JsonObject, omits_defaults=True):
-    """One ``[[registry.mirror]]``; it unpacks as location and pull-from-mirror."""
-
-    location: codec.NonEmptyText
-    is_insecure: Annotated[bool, codec.Key("insecure")] = False
-    pull: Annotated[str, codec.Key("pull-from-mirror")] = ""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.location, self.pull))
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryTable(codec.JsonObject, omits_defaults=True):
-    """One ``[[registry]]`` as it stands in registries.conf."""
-
-    prefix: str
-    location: str = ""
-    is_insecure: Annotated[bool, codec.Key("insecure")] = False
-    is_blocked: Annotated[bool, codec.Key("blocked")] = False
-    is_digest_only: Annotated[bool, codec.Key("mirror-by-digest-only")] = False
-    mirrors: Annotated[tuple[MirrorTable, ...], codec.Key("mirror")] = ()
-
-    @property
-    def scope(self) -> str:
-        """Prefix of the names of images; ``*.DOMAIN`` for all hosts of a domain."""
-        return self.prefix or self.location
-
-
-@dataclass(frozen=True, slots=True)
 class RegistriesTable(codec.JsonObject, omits_defaults=True):
     """A whole registries.conf of version 2, in the order of containers/image."""
 
-    registries: Annotated[tuple[RegistryTable, ...], codec.Key("registry")] = ()
+    registries: Annotated[tuple[MirrorRule, ...], codec.Key("registry")] = ()
     search: Annotated[tuple[str, ...] | None, codec.Key("unqualified-search-registries")] = None
     helpers: Annotated[tuple[str, ...] | None, codec.Key("credential-helpers")] = None
     # Go writes these two also without a value.
@@ -159,40 +148,15 @@ class RegistriesTable(codec.JsonObject, omits_defaults=True):
     aliases: dict[str, str] | None = None
 
 
-def build_rule(table: RegistryTable) -> MirrorRule:
-    """Return what the table says about pulls."""
-    if not table.scope:
-        raise json_values.Mismatch("REGISTRY or REGISTRY/PATH")
-    mirrors = (
-        MirrorLocation(place, DIGEST_ONLY if table.is_digest_only else _read_pull(pull))
-        for place, pull in table.mirrors
-    )
-    location = "" if table.location == table.scope else table.location
-    return MirrorRule(table.scope, location, tuple(mirrors), table.is_blocked)
-
-
-_RulesField = tuple[Annotated[MirrorRule, codec.Via(build_rule, wire=RegistryTable)], ...]
-
-
 def encode_mirrors(mirrors: ImageMirrors) -> list[decode.Json]:
     """Encode the rules in the form of registries.conf."""
-    return [
-        RegistryTable(
-            rule.prefix,
-            rule.location,
-            is_blocked=rule.is_blocked,
-            mirrors=tuple(MirrorTable(each.location, pull=each.pull) for each in rule.mirrors),
-        ).to_json()
-        for rule in mirrors.rules
-    ]
+    return [rule.to_json() for rule in mirrors.rules]
 
 
-MirrorsField = Annotated[ImageMirrors, codec.Via(ImageMirrors, encode_mirrors, wire=_RulesField)]
+MirrorsField = Annotated[
+    ImageMirrors, codec.Via(ImageMirrors, encode_mirrors, wire=tuple[MirrorRule, ...])
+]
 """The type of a field with rules in the form of registries.conf."""
-
-
-class _RegistriesConf(codec.Shape):
-    rules: Annotated[_RulesField, codec.Key("registry")] = ()
 
 
 def read_config_mirrors(config: machineconfig.MachineConfig) -> ImageMirrors:
@@ -206,17 +170,13 @@ def read_config_mirrors(config: machineconfig.MachineConfig) -> ImageMirrors:
     for path in names:
         if path in files:
             content = files[path].contents.decode_bytes()
-            rules |= {rule.prefix: rule for rule in parse_registries_conf(content, where=path)}
+            rules |= {rule.scope: rule for rule in parse_registries_conf(content, where=path)}
     return ImageMirrors(tuple(rules.values()))
 
 
 def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ...]:
     """Parse a registries.conf of version 2; raise `ConfigError`."""
-    try:
-        document = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: it is not TOML", remedy="correct the file") from error
-    return _RegistriesConf.from_json(document, where).rules
+    return _parse_registries(content, where).registries
 
 
 def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorRule]:
@@ -227,7 +187,7 @@ def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorR
         yield MirrorRule(
             entry.get_required_text("source"),
             mirrors=tuple(
-                MirrorLocation(mirror, pull) for mirror in entry.get_text_list("mirrors")
+                MirrorLocation(mirror, pull=pull) for mirror in entry.get_text_list("mirrors")
             ),
             is_blocked=entry.get_text("mirrorSourcePolicy") == _NEVER,
         )
@@ -245,7 +205,7 @@ def is_safe_change(old: bytes, new: bytes) -> bool:
     """
     try:
         before, after = _parse_registries(old), _parse_registries(new)
-    except (ConfigError, ValueError, RecursionError):
+    except ConfigError:
         return False
     searched = before.search or ()
     if (after.search or ())[: len(searched)] != searched:
@@ -258,7 +218,7 @@ def is_safe_change(old: bytes, new: bytes) -> bool:
     )
 
 
-def _has_same_source(old: RegistryTable, new: RegistryTable) -> bool:
+def _has_same_source(old: MirrorRule, new: MirrorRule) -> bool:
     if (old.prefix, old.location, old.is_blocked, old.is_insecure) != (
         new.prefix, new.location, new.is_blocked, new.is_insecure,
     ):  # fmt: skip
@@ -277,11 +237,11 @@ def _has_same_source(old: RegistryTable, new: RegistryTable) -> bool:
     return all(_is_for_digests(new, mirror) for mirror in added)
 
 
-def _is_for_digests(registry: RegistryTable, mirror: MirrorTable) -> bool:
+def _is_for_digests(registry: MirrorRule, mirror: MirrorLocation) -> bool:
     return registry.is_digest_only or mirror.pull == DIGEST_ONLY
 
 
-def _is_harmless(registry: RegistryTable) -> bool:
+def _is_harmless(registry: MirrorRule) -> bool:
     """Return whether a new entry only adds mirrors for digests."""
     elsewhere = registry.prefix and registry.prefix != registry.location
     return not (registry.is_blocked or elsewhere) and all(
@@ -289,5 +249,9 @@ def _is_harmless(registry: RegistryTable) -> bool:
     )
 
 
-def _parse_registries(contents: bytes) -> RegistriesTable:
-    return RegistriesTable.from_json(tomllib.loads(contents.decode()), "registries.conf")
+def _parse_registries(contents: bytes, where: str = "registries.conf") -> RegistriesTable:
+    try:
+        document = tomllib.loads(contents.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: it is not TOML", remedy="correct the file") from error
+    return RegistriesTable.from_json(document, where)

@@ -114,7 +114,6 @@ def _define_config_resource(plural: str, kind: str, *, namespaced: bool = False)
     return Resource("config.openshift.io", "v1", plural, kind, namespaced)
 
 
-APISERVERS = _define_config_resource("apiservers", "APIServer")
 GENERATOR_SOURCES = (
     KUBELETCONFIGS,
     CONTAINERRUNTIMECONFIGS,

@@ -19,7 +19,6 @@ Verbs = Mapping[str, tuple[str, ...]]
 _CERTIFICATES = resources.CERTIFICATESIGNINGREQUESTS.group
 _OBJECT_NAMES = {
     f"signers.{_CERTIFICATES}": KUBELET_SIGNER,
-    f"apiservers.{resources.APISERVERS.group}": "cluster",
     # Whether the Machine Config Operator runs its controllers.
     "deployments.apps": component_names.MCO_CONTROLLER,
 }
@@ -106,7 +105,6 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfigs.{GROUP}": ("create", "delete", "update", *_WATCH_VERBS),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
-        f"apiservers.{resources.APISERVERS.group}": _WATCH_VERBS,
         "deployments.apps": ("get",),
         **{
             f"{source.plural}.{source.group}": _WATCH_VERBS
@@ -121,8 +119,8 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
                 "/status": ("patch",),
             }.items()
         },
-        f"clusterimagepolicies/status.{resources.APISERVERS.group}": ("patch",),
-        f"imagepolicies/status.{resources.APISERVERS.group}": ("patch",),
+        "clusterimagepolicies/status.config.openshift.io": ("patch",),
+        "imagepolicies/status.config.openshift.io": ("patch",),
     },
 }
 

@@ -133,12 +133,9 @@ def test_object_without_effect_is_named_and_an_error_with_strict(
 
 def test_facts_of_the_cluster_are_read_from_files() -> None:
     kubeadm = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kubelet-config"}}
-    server = {"apiVersion": "config.openshift.io/v1", "kind": "APIServer"}
-    profile = {"type": "Old", "old": {}}
     controller = {"baseOSContainerImage": "os", "releaseImage": "release"}
     objects = [
         {**kubeadm, "data": {"kubelet": "a: b"}},
-        {**server, "metadata": {"name": "cluster"}, "spec": {"tlsSecurityProfile": profile}},
         {
             "apiVersion": "machineconfiguration.openshift.io/v1",
             "kind": "ControllerConfig",
@@ -149,7 +146,6 @@ def test_facts_of_the_cluster_are_read_from_files() -> None:
     ]
     facts = render.read_manifests([("a", yaml.safe_dump_all(objects))]).collect_facts()
     assert facts.kubeadm_kubelet == "a: b"
-    assert facts.tls_profile == profile
     assert (facts.release_image, facts.node_images) == ("release", ("os", "other"))
 
 

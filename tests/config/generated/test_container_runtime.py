@@ -123,7 +123,7 @@ def test_quantity_has_the_text_of_go(quantity: object, text: str) -> None:
         ({"pidsLimit": 19}, "pidsLimit: expected 0 or at least 20, found 19"),
         ({"pidsLimit": "20"}, "pidsLimit: expected an integer"),
         ({"logLevel": "Debug"}, "logLevel: expected one of fatal, .* trace, found 'Debug'"),
-        ({"logSizeMax": "8Ki"}, "logSizeMax: expected more than 8192, or -1 .*, found 8192"),
+        ({"logSizeMax": "8Ki"}, "logSizeMax: expected more than 8192, or -1 .*, found 8Ki"),
         ({"logSizeMax": 1}, "logSizeMax: expected more than 8192, or -1 for no limit, found 1"),
         ({"logSizeMax": "5Zi"}, "logSizeMax: expected a size such as 10Gi, found '5Zi'"),
         ({"overlaySize": "-1"}, "overlaySize: expected a positive size, found -1"),

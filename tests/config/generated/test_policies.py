@@ -16,7 +16,8 @@ from tests.config.generated.random_policies import (
 from tests.mco.operator import build_config, build_file, build_ignition
 from treenail.api.machineconfig import MachineConfig
 from treenail.config.generated import policies, registries, sources
-from treenail.config.image_mirrors import MirrorTable
+from treenail.config.image_mirrors import MirrorLocation
+from treenail.encoding import yaml11
 from treenail.errors import ConfigError
 
 Json = dict[str, Any]
@@ -233,7 +234,7 @@ def test_image_config_alone_makes_no_file_of_signatures() -> None:
 
 
 def mirror(scope: str, *locations: str) -> registries.Registry:
-    mirrors = tuple(MirrorTable(location, pull="digest-only") for location in locations)
+    mirrors = tuple(MirrorLocation(location, pull="digest-only") for location in locations)
     is_wildcard = scope.startswith("*.")
     return registries.Registry(
         scope if is_wildcard else "", "" if is_wildcard else scope, mirrors=mirrors
@@ -270,6 +271,12 @@ def test_signatures_are_looked_up_at_mirrors(
     assert names == {scope, *places}
 
 
+def format_attachments(scopes: list[str]) -> str:
+    return yaml11.dump_yaml(
+        {"docker": {name: {"use-sigstore-attachments": True} for name in scopes}}
+    )
+
+
 # go-yaml 2.4.0 wrote these.
 @pytest.mark.parametrize(
     ("scopes", "keys"),
@@ -283,7 +290,7 @@ def test_signatures_are_looked_up_at_mirrors(
     ],
 )
 def test_attachments_are_written_as_by_go_yaml(scopes: list[str], keys: list[str]) -> None:
-    text = policies._format_attachments(scopes)
+    text = format_attachments(scopes)
     lines = "".join(f"  {key}:\n    use-sigstore-attachments: true\n" for key in keys)
     assert text == f"docker:\n{lines}"
 
@@ -291,7 +298,7 @@ def test_attachments_are_written_as_by_go_yaml(scopes: list[str], keys: list[str
 def test_long_scope_is_a_complex_key() -> None:
     scope = "a.b/" + "c" * 125
     expected = f"docker:\n  ? {scope}\n  : use-sigstore-attachments: true\n"
-    assert policies._format_attachments([scope]) == expected
+    assert format_attachments([scope]) == expected
 
 
 # Refused objects

@@ -307,7 +307,7 @@ def test_list_has_location_and_pull_of_each_mirror() -> None:
     documents = runtime_objects.read(build_mirrors("a", build_entry("b.example", "m.example")))
     (entry,) = registries.list_registries(documents, "")
     assert (entry.scope, entry.location) == ("b.example", "b.example")
-    assert [(place, pull) for place, pull in entry.mirrors] == [("m.example", "digest-only")]
+    assert [(each.location, each.pull) for each in entry.mirrors] == [("m.example", "digest-only")]
 
 
 NEVER = build_mirrors("n", build_entry("b.example", "m.example", never=True))

@@ -1,6 +1,5 @@
 """CRI-O drop-ins and storage.conf of a pool, from a ContainerRuntimeConfig."""
 
-import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,7 +8,7 @@ from typing import Annotated
 
 from treenail.api import decode
 from treenail.config.generated import sources, toml_writer
-from treenail.encoding import codec, json_values
+from treenail.encoding import codec, json_values, quantities
 from treenail.errors import ConfigError
 
 STORAGE_CONF = "/etc/containers/storage.conf"
@@ -19,12 +18,6 @@ _LOG_LEVELS = ("fatal", "panic", "error", "warn", "info", "debug", "trace")
 _RUNTIMES = ("crun", "runc")
 _MIN_PIDS, _CONMON_BUFFER = 20, 8192
 _STORE = re.compile(r"(?=.{2,256}$)(?:/[a-zA-Z0-9._-]+)+/?")
-_QUANTITY = re.compile(
-    r"([+-]?)0*([0-9]{1,19}|(?=\.[0-9]))(?:\.([0-9]{0,19}))?"
-    r"(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?[0-9]{1,2}))?"
-)
-_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_DECIMAL = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _LARGEST = 2**63 - 1
 # The fields of containers/storage in the order of its types. Go always writes those with a hash.
 _TABLES = {
@@ -40,43 +33,15 @@ _TABLES = {
 }
 
 
-class _Size(int):
-    """Bytes of a quantity of Kubernetes, rounded up."""
-
-    text = ""
-    """The quantity as Go writes it."""
-
-
-def _read_quantity(value: object) -> _Size:
-    text = str(value).strip()
-    match = _QUANTITY.fullmatch(text)
-    if isinstance(value, bool) or not match:
+def _read_quantity(value: object) -> quantities.Quantity:
+    size = None if isinstance(value, bool) else quantities.parse_quantity(str(value).strip())
+    if size is None:
         raise json_values.Mismatch(problem=f"expected a size such as 10Gi, found {value!r:.60}")
-    sign, whole, decimals, binary, decimal, exponent = match.groups(default="")
-    digits, power = (whole or "0") + decimals, _BINARY.index(binary)
-    scale = (int(exponent) if exponent else 3 * _DECIMAL.index(decimal) - 9) - len(decimals)
-    size = int(digits) * Fraction(10) ** scale * 1024**power
-    count = math.ceil(size)
-    if count > _LARGEST:
-        raise json_values.Mismatch(problem=f"expected at most {_LARGEST} bytes, found {text:.60}")
-    # Go keeps a text that it believes to be the shortest.
-    if binary:
-        is_kept = not decimals and int(digits) % 8 > 0 and len(digits) + 3 * power <= 14
-    else:
-        is_kept = digits[0] != "0" and not digits.endswith("000") and len(digits) <= 18
-        is_kept &= scale % 3 == 0 and scale >= -9
-    if not is_kept and count:
-        names: tuple[str, ...] = _DECIMAL
-        step, number, index = 1000, math.ceil(size * 10**9), 0
-        if binary and size >= 1024 and size == count:
-            names, step, number = _BINARY, 1024, count
-        while number % step == 0:
-            number, index = number // step, index + 1
-        suffix = f"e{3 * index - 9}" if exponent and names[index] else names[index]
-        text = f"{sign.strip('+')}{number}{suffix}"
-    result = _Size(-count if sign == "-" else count)
-    result.text = text
-    return result
+    if size.whole > _LARGEST:
+        raise json_values.Mismatch(
+            problem=f"expected at most {_LARGEST} bytes, found {size.text:.60}"
+        )
+    return size
 
 
 _require = partial(codec.require, shows=True)
@@ -93,13 +58,15 @@ class _Store(codec.JsonObject, is_strict=True):
 
 
 _Stores = tuple[_Store, ...]
-_SizeField = Annotated[_Size, codec.Via(_read_quantity, wire=object)]
-_NO_SIZE = _Size(0)
+_SizeField = Annotated[quantities.Quantity, codec.Via(_read_quantity, wire=object)]
+_NO_SIZE = quantities.Quantity(Fraction(), "0")
 _IS_LEVEL = _require(f"one of {', '.join(_LOG_LEVELS)}", ("", *_LOG_LEVELS).__contains__)
 _IS_RUNTIME = _require(" or ".join(_RUNTIMES), ("", *_RUNTIMES).__contains__)
 _IS_PIDS_LIMIT = _require(f"0 or at least {_MIN_PIDS}", lambda pids: pids == 0 or pids >= _MIN_PIDS)
+_IS_POSITIVE = _require("a positive size", lambda size: size.whole >= 0)
 _IS_LOG_SIZE = _require(
-    f"more than {_CONMON_BUFFER}, or -1 for no limit", lambda size: not 0 < size <= _CONMON_BUFFER
+    f"more than {_CONMON_BUFFER}, or -1 for no limit",
+    lambda size: not 0 < size.whole <= _CONMON_BUFFER,
 )
 
 
@@ -108,7 +75,7 @@ class _RuntimeSettings(codec.JsonObject, is_strict=True):
     log_level: Annotated[str, _IS_LEVEL] = ""
     pids_limit: Annotated[int | None, _IS_PIDS_LIMIT] = None
     log_size_max: Annotated[_SizeField, _IS_LOG_SIZE] = _NO_SIZE
-    overlay_size: Annotated[_SizeField, _require("a positive size", _NO_SIZE.__le__)] = _NO_SIZE
+    overlay_size: Annotated[_SizeField, _IS_POSITIVE] = _NO_SIZE
     default_runtime: Annotated[str, _IS_RUNTIME] = ""
     additional_layer_stores: Annotated[_Stores, _limit_stores(5)] = ()
     additional_image_stores: Annotated[_Stores, _limit_stores(10)] = ()
@@ -133,7 +100,7 @@ def generate_runtime_files(
     """Return the files in the order of the MCO."""
     settings = _read_settings(source)
     changes: decode.Json = {
-        "size": settings.overlay_size.text if settings.overlay_size else "",
+        "size": settings.overlay_size.text if settings.overlay_size.whole else "",
         # containers/storage finds layers by their reference with this suffix alone.
         "additionallayerstores": [f"{each.path}:ref" for each in settings.additional_layer_stores],
         "additionalimagestores": [each.path for each in settings.additional_image_stores],
@@ -145,7 +112,7 @@ def generate_runtime_files(
     for name, key, value in (
         ("logLevel", "log_level", settings.log_level or None),
         ("pidsLimit", "pids_limit", settings.pids_limit),
-        ("logSizeMax", "log_size_max", settings.log_size_max or None),
+        ("logSizeMax", "log_size_max", settings.log_size_max.whole or None),
         ("defaultRuntime", "default_runtime", settings.default_runtime or None),
         ("additionalArtifactStores", "additional_artifact_stores", artifacts or None),
     ):

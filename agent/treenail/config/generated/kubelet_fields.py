@@ -16,7 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 
-from treenail.encoding import json_values, yaml11
+from treenail.encoding import json_values, quantities, yaml11
 from treenail.encoding.json_values import Json, Mismatch
 
 CONFIGURATION = "KubeletConfiguration"
@@ -98,9 +98,7 @@ _UNITS_NS |= {"m": 60 * 10**9, "h": 3600 * 10**9}
 _NUMBER = r"(\d+\.?\d*|\.\d+)"
 _DURATION = re.compile(rf"{_NUMBER}(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _DURATIONS = re.compile(rf"[+-]?(0|({_DURATION.pattern})+)", re.ASCII)
-_SIZE = re.compile(rf"[+-]?{_NUMBER}([numkMGTPE]?|[KMGTPE]i|[eE][+-]?\d+)", re.ASCII)
 _PERCENT = re.compile(r"\d+(\.\d+)?%", re.ASCII)
-_POWERS = {"i": ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"], "": ["", "k", "M", "G", "T", "P", "E"]}
 
 
 def read_struct(struct: str, document: object, *, can_have_unknown: bool = False) -> Json:
@@ -196,7 +194,8 @@ def _read_duration(value: object, *, is_text: bool = False) -> str:
 def _read_size(value: object, *, can_be_percent: bool = False) -> str:
     """Return a quantity of a field that is a string in Go: it stays as it is."""
     text = json_values.read_text(value)
-    if text and not _SIZE.fullmatch(text) and not (can_be_percent and _PERCENT.fullmatch(text)):
+    is_percent = can_be_percent and _PERCENT.fullmatch(text)
+    if text and not is_percent and quantities.parse_quantity(text) is None:
         raise _make_mismatch("a quantity such as 500m or 1Gi", text)
     return text
 
@@ -204,16 +203,10 @@ def _read_size(value: object, *, can_be_percent: bool = False) -> str:
 def _read_quantity(value: object) -> str:
     """Return a number of bytes or pages in canonical form: ``1024Mi`` is ``1Gi``."""
     text = str(value) if type(value) is int else json_values.read_text(value)
-    match = _SIZE.fullmatch(text)
-    units = _POWERS["i" if text.endswith("i") else ""]
-    size, power = 1024 if text.endswith("i") else 1000, 0
-    is_whole = match and match[2] in units and text[0] not in "+-"
-    number = Fraction(match[1]) * size ** units.index(match[2]) if match and is_whole else -1
-    if not 0 <= number < 2**63 or number.denominator != 1:
+    quantity = quantities.parse_quantity(text)
+    if quantity is None or not 0 <= quantity.number < 2**63 or quantity.number.denominator != 1:
         raise _make_mismatch("a whole number of bytes such as 1Gi", text)
-    while number and number % size == 0:
-        number, power = number / size, power + 1
-    return f"{number}{units[power]}"
+    return quantity.text
 
 
 def _read_time(value: object) -> str:

@@ -205,7 +205,7 @@ def _list_places(name: str, known: Sequence[registries.Registry]) -> Iterator[st
         repository = (pullspec.strip_tag(scope) if "/" in scope else scope).replace("*", "any", 1)
         if entry := max(covering, key=lambda entry: len(entry.scope), default=None):
             rest = repository[_measure(repository, entry.scope) :]
-            locations = (entry.location, *(location for location, _ in entry.mirrors))
+            locations = (entry.location, *(mirror.location for mirror in entry.mirrors))
             yield from (location + rest for location in locations if location)
 
 

@@ -47,8 +47,7 @@ _ScopesField = Annotated[
 ]
 
 
-Registry = image_mirrors.RegistryTable
-"""One ``[[registry]]``; its mirrors unpack as location and pull-from-mirror."""
+Registry = image_mirrors.MirrorRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +207,7 @@ def _merge(
         for source in sorted({one.source for one in chosen}):
             own = [one for one in chosen if one.source == source]
             names = _sort_mirrors(source, (one.mirrors for one in own))
-            mirrors = (image_mirrors.MirrorTable(name, pull=pull) for name in names)
+            mirrors = (image_mirrors.MirrorLocation(name, pull=pull) for name in names)
             entry, is_closed = get_entry(source), any(one.policy == _NEVER for one in own)
             entries[source] = replace(
                 entry, is_blocked=entry.is_blocked or is_closed, mirrors=(*entry.mirrors, *mirrors)
@@ -239,7 +238,7 @@ def _is_inside_any(scope: str, outer: Iterable[str] | None) -> bool:
     return any(is_inside(scope, each) for each in outer or ())
 
 
-def _derive_mirrors(outer: Registry, scope: str) -> tuple[image_mirrors.MirrorTable, ...]:
+def _derive_mirrors(outer: Registry, scope: str) -> tuple[image_mirrors.MirrorLocation, ...]:
     if outer.prefix:
         expected = f"mirrors for {scope}, which the image config or another set names"
         raise _make_error(f"source {outer.prefix}", expected, "none")
@@ -284,7 +283,7 @@ def _read_lists(source: sources.SourceObject) -> RegistryLists:
 
 
 def _build_mirrors(entries: Iterable[Registry]) -> image_mirrors.ImageMirrors:
-    return image_mirrors.ImageMirrors(tuple(map(image_mirrors.build_rule, entries)))
+    return image_mirrors.ImageMirrors(tuple(entries))
 
 
 def _list_places(mirrors: image_mirrors.ImageMirrors, image: str) -> tuple[str, ...]:

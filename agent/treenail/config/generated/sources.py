@@ -12,6 +12,8 @@ from treenail.api.ignition.parser import parse_ignition
 from treenail.errors import ConfigError
 
 GROUP_VERSIONS = kinds.GENERATOR_KINDS
+KUBEADM_CONFIG = "kubelet-config"
+"""ConfigMap in the namespace ``kube-system``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,6 @@ class ClusterFacts:
     """Image of the release (ControllerConfig ``spec.releaseImage``); empty without releases."""
     node_images: tuple[str, ...] = ()
     """Pull specs of the OS images that the nodes boot."""
-    tls_profile: decode.Json | None = None
-    """``spec.tlsSecurityProfile`` of the APIServer ``cluster``."""
     kubeadm_kubelet: str = ""
     """The value ``kubelet`` of kubeadm's ConfigMap ``kubelet-config``; empty when none exists."""
 

@@ -14,7 +14,7 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import component_names, decode, machineconfig, machineconfigpool
 from treenail.config.generated import generate, sources
-from treenail.controllers.render.render import ObservedConfig
+from treenail.controllers.render import render
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, event_recorder, resources, watch
 
@@ -51,9 +51,8 @@ class GenerateController:
         self._reported: dict[tuple[str, str, str], str] = {}
         self._sources: dict[str, informer_set.InformerView[sources.SourceObject]]
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
-        self._configs: informer_set.InformerView[ObservedConfig]
-        self._images: informer_set.InformerView[tuple[str, str]]
-        self._tls_profiles: informer_set.InformerView[decode.Json]
+        self._configs: informer_set.InformerView[render.ObservedConfig]
+        self._controller_configs: informer_set.InformerView[render.ControllerConfig]
 
     def register_watches(
         self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
@@ -70,10 +69,10 @@ class GenerateController:
         self._pools = add_view(
             scope(resources.MACHINECONFIGPOOLS), machineconfigpool.MachineConfigPool.from_json
         )
-        self._configs = add_view(scope(resources.MACHINECONFIGS), ObservedConfig.from_json)
-        self._images = add_view(scope(resources.CONTROLLERCONFIGS), _read_images)
-        cluster = scope(resources.APISERVERS, field_selector="metadata.name=cluster")
-        self._tls_profiles = add_view(cluster, _read_tls_profile, optional=True)
+        self._configs = add_view(scope(resources.MACHINECONFIGS), render.ObservedConfig.from_json)
+        self._controller_configs = add_view(
+            scope(resources.CONTROLLERCONFIGS), render.ControllerConfig.from_json
+        )
         self._sources = {
             kind: add_view(scope(resource), sources.SourceObject.from_json, optional=True)
             for kind, resource in _RESOURCES.items()
@@ -82,8 +81,7 @@ class GenerateController:
             source_view.add_handler(handle_change)
         self._pools.add_handler(handle_change)
         self._configs.add_handler(handle_change)
-        self._images.add_handler(handle_change)
-        self._tls_profiles.add_handler(handle_change)
+        self._controller_configs.add_handler(handle_change)
 
     def sync_key(self, key: str) -> float | None:  # noqa: ARG002  # there is one
         """Write what the objects require; raise `ClusterError` when the queue must retry."""
@@ -149,19 +147,16 @@ class GenerateController:
         return is_running
 
     def _read_facts(self, configs: Iterable[machineconfig.MachineConfig]) -> sources.ClusterFacts:
-        release, base_image = next(iter(self._images.get_all().values()), ("", ""))
-        images = {base_image, *(config.os_image_url for config in configs)}
-        for pool in self._pools.get_all().values():
-            images |= {pool.os_image or "", pool.os_image_tag.name if pool.os_image_tag else ""}
-        kubeadm = self._client.find(resources.CONFIGMAPS, "kubelet-config", namespace="kube-system")
-        return sources.ClusterFacts(
-            release_image=release,
-            node_images=tuple(sorted(images - {""})),
-            tls_profile=next(iter(self._tls_profiles.get_all().values()), None),
-            kubeadm_kubelet=decode.Fields.from_json(kubeadm or {}, "kubelet-config")
-            .get_text_map("data")
-            .get("kubelet", ""),
+        kubeadm = self._client.find(
+            resources.CONFIGMAPS, sources.KUBEADM_CONFIG, namespace="kube-system"
         )
+        inputs = render.InputManifests(
+            pools=dict(self._pools.get_all()),
+            configs={config.name: config for config in configs},
+            controller_configs=dict(self._controller_configs.get_all()),
+            kubeadm=kubeadm or {},
+        )
+        return inputs.collect_facts()
 
     def _write_suffix(self, result: sources.ObjectResult) -> sources.SourceObject:
         known = result.source.metadata.annotations.get(key.CONFIG_NAME_SUFFIX)
@@ -254,7 +249,7 @@ def _is_ignored_change(before: object, after: object) -> bool:
     ):
         return _extract_inputs(before) == _extract_inputs(after)
     observed = after or before
-    return isinstance(observed, ObservedConfig) and observed.is_rendered
+    return isinstance(observed, render.ObservedConfig) and observed.is_rendered
 
 
 def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> tuple[object, ...]:
@@ -300,13 +295,3 @@ def _build_status(
         condition.update(message=message, lastTransitionTime=known or now)
     observed = {"observedGeneration": generation} if source.kind in generate.POOL_KINDS else {}
     return {"conditions": conditions, **observed}
-
-
-def _read_images(document: decode.Json) -> tuple[str, str]:
-    spec = decode.Fields.from_json(document, "").get_object("spec")
-    return spec.get_text("releaseImage"), spec.get_text("baseOSContainerImage")
-
-
-def _read_tls_profile(document: decode.Json) -> decode.Json | None:
-    spec = decode.Fields.from_json(document, "").get_object("spec")
-    return spec.get_object("tlsSecurityProfile").values or None

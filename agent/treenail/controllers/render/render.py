@@ -38,7 +38,6 @@ CONTROLLER_CONFIG_KIND = "ControllerConfig"
 OS_IMAGE_OVERRIDDEN = "machineconfiguration.openshift.io/os-image-url-overridden"
 _NAME_LIMIT = 253
 _MAX_OTHERS = 8
-_FACT_OBJECTS = ("APIServer", "cluster"), ("ConfigMap", "kubelet-config")
 _LOCATION = re.compile(r"spec\.(?:config\.(?:\w+\.)?)?(\w+)(?:\[(\d+)\])?")
 _MACHINECONFIG_PREFIX = re.compile(r"MachineConfig (\S+): ")
 
@@ -443,8 +442,8 @@ class InputManifests:
     image_streams: dict[str, os_image.OSImageStream] = field(default_factory=dict)
     source_objects: dict[tuple[str, str, str], sources.SourceObject] = field(default_factory=dict)
     """Objects that become MachineConfigs, by kind, namespace and name."""
-    fact_objects: dict[tuple[str, str], decode.Json] = field(default_factory=dict)
-    """Objects of other programs that generators read, by kind and name."""
+    kubeadm: decode.Json = field(default_factory=dict)
+    """The ConfigMap ``kubelet-config`` of kubeadm; empty without one."""
     locations: dict[tuple[str, str], str] = field(default_factory=dict)
     """File and document of each object, by kind and name."""
     warnings: list[str] = field(default_factory=list)
@@ -490,11 +489,12 @@ class InputManifests:
     def add_unread(self, fields: decode.Fields, location: str) -> None:
         """Count an object that is not read, and say why unless it is that of another program."""
         kind = fields.get_text("kind")
-        if (fact := (kind, fields.get_object("metadata").get_text("name"))) in _FACT_OBJECTS:
-            self.fact_objects[fact] = fields.values
+        name = fields.get_object("metadata").get_text("name")
+        if (kind, name) == ("ConfigMap", sources.KUBEADM_CONFIG):
+            self.kubeadm.update(fields.values)
         self.others[f"{kind or 'object without a kind':.80}"] += 1
         if unread := kinds.find_unread_object(kind, fields.get_text("apiVersion")):
-            title = f"{kind} {fields.get_object('metadata').get_text('name')}".strip()
+            title = f"{kind} {name}".strip()
             self.warnings.append(f"{location}, {title:.300}: {unread}")
             if unread.is_mistake:
                 self.mistakes.append(self.warnings[-1])
@@ -529,15 +529,14 @@ class InputManifests:
         images = [cluster.base_images.os]
         images += [image.os_image for each in self.image_streams.values() for image in each.streams]
         images += [config.os_image_url for config in self.configs.values()]
-        images += [pool.os_image or "" for pool in self.pools.values()]
-        server, kubeadm = (
-            decode.Fields.from_json(self.fact_objects.get(fact, {}), "") for fact in _FACT_OBJECTS
-        )
+        for pool in self.pools.values():
+            images += [pool.os_image or "", pool.os_image_tag.name if pool.os_image_tag else ""]
         return sources.ClusterFacts(
             cluster.release_image,
             tuple(dict.fromkeys(filter(None, images))),
-            server.get_object("spec").get_object("tlsSecurityProfile").values or None,
-            kubeadm.get_object("data").get_text("kubelet"),
+            decode.Fields(self.kubeadm, sources.KUBEADM_CONFIG)
+            .get_object("data")
+            .get_text("kubelet"),
         )
 
     def require_objects(self, action: str) -> None:

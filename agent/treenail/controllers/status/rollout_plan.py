@@ -136,7 +136,7 @@ class RolloutPlanInput:
     controller_config: render.ControllerConfig = field(default_factory=render.ControllerConfig)
     image_stream: os_image.OSImageStream | None = None
     source_objects: sources.Sources = field(default_factory=dict)
-    fact_objects: Mapping[tuple[str, str], decode.Json] = field(default_factory=dict)
+    kubeadm: decode.Json = field(default_factory=dict)
     changed_objects: frozenset[str] = frozenset()
     """``KIND/NAME`` of the objects in the manifests that become MachineConfigs."""
     disruption_policy: disruptionpolicy.DisruptionPolicy = disruptionpolicy.DEFAULT_POLICY
@@ -207,7 +207,7 @@ def apply_manifests(before: RolloutPlanInput, documents: render.InputManifests) 
         controller_configs={"": cluster},
         image_streams={os_image.STREAM_NAME: stream} if stream else {},
         source_objects={**before.source_objects, **changed},
-        fact_objects={**before.fact_objects, **documents.fact_objects},
+        kubeadm=documents.kubeadm or before.kubeadm,
     )
     results = inputs.generate_configs()
     documents.report_results(result for result in results if result.source.key in changed)

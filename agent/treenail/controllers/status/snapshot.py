@@ -29,11 +29,6 @@ from treenail.controllers.status import rollout_plan, status_table
 from treenail.kube import api_client, resources
 
 T = TypeVar("T")
-_FACT_OBJECTS = (
-    (resources.APISERVERS, "cluster", ""),
-    (resources.CONFIGMAPS, "kubelet-config", "kube-system"),
-)
-"""Objects of other programs that generators read, with name and namespace."""
 
 
 def read_pools(client: api_client.Client) -> dict[str, pool_membership.ObservedPool]:
@@ -167,14 +162,14 @@ def add_generator_objects(
         for resource in resources.GENERATOR_SOURCES
         for document in _list_permitted(client, resource, lambda document: document)
     ]
-    facts = {}
-    for resource, name, namespace in _FACT_OBJECTS:
-        with contextlib.suppress(errors.ForbiddenError):
-            if found := client.find(resource, name, namespace=namespace):
-                facts[resource.kind, name] = found
+    kubeadm = None
+    with contextlib.suppress(errors.ForbiddenError):
+        kubeadm = client.find(resources.CONFIGMAPS, sources.KUBEADM_CONFIG, namespace="kube-system")
     objects = map(sources.SourceObject.from_json, documents)
     return dataclasses.replace(
-        before, source_objects={source.key: source for source in objects}, fact_objects=facts
+        before,
+        source_objects={source.key: source for source in objects},
+        kubeadm=kubeadm or {},
     )
 
 
