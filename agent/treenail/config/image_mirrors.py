@@ -18,17 +18,12 @@ from treenail.errors import ConfigError
 DIGEST_ONLY, TAG_ONLY = "digest-only", "tag-only"
 DIGEST_SET, TAG_SET = "ImageDigestMirrorSet", "ImageTagMirrorSet"
 SOURCE_POLICY = "ImageContentSourcePolicy"
-MIRROR_KINDS = {
-    DIGEST_SET: "config.openshift.io/v1",
-    TAG_SET: "config.openshift.io/v1",
-    SOURCE_POLICY: "operator.openshift.io/v1alpha1",
-}
-"""Kinds with mirrors, and their versions."""
-_LISTS = {
+MIRROR_LISTS = {
     DIGEST_SET: ("imageDigestMirrors", DIGEST_ONLY),
     TAG_SET: ("imageTagMirrors", TAG_ONLY),
     SOURCE_POLICY: ("repositoryDigestMirrors", DIGEST_ONLY),
 }
+"""The field with mirrors of each kind, and the images that they have."""
 _DROP_INS = f"{node_paths.REGISTRIES_CONF}.d/"
 _NEVER = "NeverContactSource"
 _WILDCARD = "*."
@@ -180,9 +175,9 @@ def parse_registries_conf(content: bytes, *, where: str) -> tuple[MirrorRule, ..
 
 
 def read_mirror_object(document: decode.Json, *, where: str) -> Iterator[MirrorRule]:
-    """Yield the rules of an object of `MIRROR_KINDS`; raise `ConfigError`."""
+    """Yield the rules of an object of `MIRROR_LISTS`; raise `ConfigError`."""
     fields = decode.Fields.from_json(document, where)
-    name, pull = _LISTS[fields.get_text("kind")]
+    name, pull = MIRROR_LISTS[fields.get_text("kind")]
     for entry in fields.get_object("spec").iter_objects(name):
         yield MirrorRule(
             entry.get_required_text("source"),

@@ -99,9 +99,7 @@ def read_files(config):
 
 def describe_problems(generation):
     return {
-        result.source.metadata.name: "; ".join(
-            f"{error}: {error.remedy}" for error in result.problems
-        )
+        result.source.metadata.name: "; ".join(result.messages)
         for result in generation.results.values()
     }
 

@@ -460,7 +460,6 @@ def test_what_is_wrong_is_refused(documents: list[Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check(*documents)
     error = caught.value
-    assert error.remedy
     if message.startswith("did you mean"):
         assert message in error.remedy
     else:

@@ -83,15 +83,11 @@ class _RuntimeSettings(codec.JsonObject, is_strict=True):
 
 
 def check_runtime_config(source: sources.SourceObject) -> None:
-    """Raise `ConfigError` with field, found, expected and remedy."""
-    try:
-        decode.reject_unknown_fields(source.get_spec(), (_SELECTOR, _CONFIG))
-        if source.spec.get(_CONFIG) is None:
-            raise source.get_spec().make_error(_CONFIG, "an object")
-        _read_settings(source)
-    except ConfigError as error:
-        remedy = error.remedy or "correct the field, or remove it for the default of the nodes"
-        raise ConfigError(str(error), remedy=remedy) from error
+    """Raise `ConfigError` with field, expected and found."""
+    decode.reject_unknown_fields(source.get_spec(), (_SELECTOR, _CONFIG))
+    if source.spec.get(_CONFIG) is None:
+        raise source.get_spec().make_error(_CONFIG, "an object")
+    _read_settings(source)
 
 
 def generate_runtime_files(

@@ -355,23 +355,26 @@ class _Generator:
 
 
 def _list_replaced_fields(earlier: decode.Json, later: decode.Json) -> list[str]:
-    fields = []
-    for section in ("kubeletConfig", "containerRuntimeConfig"):
-        # A KubeletConfig writes the whole kubelet.conf; other files are of one field each.
-        own, others = (
-            decode.Fields(spec, "").get_object(section).values for spec in (earlier, later)
-        )
-        is_whole = section == "kubeletConfig"
-        fields += [
-            f"spec.{section}.{name}"
-            for name, value in own.items()
-            if (is_whole or name in others) and others.get(name) != value
-        ]
-    for name in ("logLevel", "autoSizingReserved", "tlsSecurityProfile"):
-        if name in earlier and later.get(name, earlier[name]) != earlier[name]:
-            fields.append(f"spec.{name}")
+    own, others = map(_list_fields, (earlier, later))
+    # A KubeletConfig writes the whole kubelet.conf; other files are of one field each.
+    fields = [
+        f"spec.{name}"
+        for name, value in own.items()
+        if (name in others or name.startswith("kubeletConfig.")) and others.get(name) != value
+    ]
     more = [f"{len(fields) - _MAX_SHOWN} more"] if len(fields) > _MAX_SHOWN else []
     return fields[:_MAX_SHOWN] + more
+
+
+def _list_fields(spec: decode.Json) -> decode.Json:
+    """Return the fields that a node gets, by their names below ``spec``."""
+    fields: decode.Json = {}
+    for name, value in spec.items():
+        if isinstance(value, dict) and name in ("kubeletConfig", "containerRuntimeConfig"):
+            fields.update((f"{name}.{inner}", setting) for inner, setting in value.items())
+        elif name != _SELECTOR:
+            fields[name] = value
+    return fields
 
 
 def _read_selector(source: sources.SourceObject) -> label_selector.LabelSelector:

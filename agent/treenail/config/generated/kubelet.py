@@ -66,7 +66,7 @@ _KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": kubelet_fields.C
 
 
 def check_kubelet_config(source: sources.SourceObject, *, is_control_plane: bool) -> None:
-    """Raise `ConfigError` with field, found, expected and remedy when no kubelet can use it."""
+    """Raise `ConfigError` with field, expected and found when no kubelet can use it."""
     path = _read_spec(source).get_object("kubeletConfig").get_text("staticPodPath")
     fields = source.get_spec().get_object("kubeletConfig")
     if path or (is_control_plane and "staticPodPath" in fields.values):
@@ -145,8 +145,7 @@ def _read_spec(source: sources.SourceObject) -> decode.Fields:
     try:
         values = kubelet_fields.read_struct("Spec", source.spec)
     except json_values.Mismatch as problem:
-        remedy = problem.remedy or "correct the value, or remove the field"
-        raise ConfigError(problem.format_message("spec"), remedy=remedy) from problem
+        raise ConfigError(problem.format_message("spec"), remedy=problem.remedy) from problem
     spec = decode.Fields(values, "spec")
     kubelet = spec.get_object("kubeletConfig")
     swap = kubelet.get_object("memorySwap")

@@ -334,6 +334,6 @@ def _is_der(block: bytes, label: str) -> bool:
 
 
 def _make_error(
-    expected: str, found: str, remedy: str = "correct the field", field: str = "spec.scopes"
+    expected: str, found: str, remedy: str = "", field: str = "spec.scopes"
 ) -> ConfigError:
     return ConfigError(f"{field}: expected {expected}, found {found:.300}", remedy=remedy)

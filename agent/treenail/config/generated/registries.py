@@ -79,11 +79,7 @@ class _MirrorEntry(_SourceEntry, is_strict=True):
     ] = _ALLOW
 
 
-_LISTS: dict[str, tuple[str, type[_SourceEntry]]] = {
-    image_mirrors.DIGEST_SET: ("imageDigestMirrors", _MirrorEntry),
-    image_mirrors.TAG_SET: ("imageTagMirrors", _MirrorEntry),
-    image_mirrors.SOURCE_POLICY: ("repositoryDigestMirrors", _SourceEntry),
-}
+_LISTS = image_mirrors.MIRROR_LISTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +108,9 @@ def check_registries(
     not ask the mirrors of a mirror. ``others`` that are wrong on their own do not count.
     """
     others = [other for other in others if other.key != source.key and not _find_problem(other)]
-    problem = _find_problem(source)
-    if problem is None:
-        try:
-            _check_effect(source, others, facts)
-        except ConfigError as error:
-            problem = error
-    if problem is not None:
-        remedy = problem.remedy or "correct the entry, or remove it"
-        raise ConfigError(str(problem), remedy=remedy) from problem
+    if problem := _find_problem(source):
+        raise problem
+    _check_effect(source, others, facts)
 
 
 def list_registries(
@@ -275,7 +265,10 @@ def _parse_base(text: str) -> image_mirrors.RegistriesTable:
 
 
 def _read(source: sources.SourceObject) -> tuple[_SourceEntry, ...]:
-    return source.get_spec().read_list(*_LISTS[source.kind]) if source.kind in _LISTS else ()
+    if source.kind not in _LISTS:
+        return ()
+    entry = _SourceEntry if source.kind == image_mirrors.SOURCE_POLICY else _MirrorEntry
+    return source.get_spec().read_list(_LISTS[source.kind][0], entry)
 
 
 def _read_lists(source: sources.SourceObject) -> RegistryLists:

@@ -89,13 +89,19 @@ class ObjectResult:
 
     source: SourceObject
     problems: list[ConfigError] = field(default_factory=list)
-    """Why the object has no effect, or only a part of it; with remedy. Empty: accepted."""
+    """Why the object has no effect, or only a part of it. Empty: accepted."""
     warnings: list[str] = field(default_factory=list)
     """Facts that the user should know of an object that has an effect."""
     suffix: str | None = None
     """Value of the annotation with the suffix of the generated names; None for other kinds."""
     config_names: list[str] = field(default_factory=list)
     """The generated MachineConfigs that hold a part of the object."""
+
+    @property
+    def messages(self) -> list[str]:
+        """What is wrong, with remedies."""
+        remedy = "correct the field, or remove it"
+        return [f"{problem}; {problem.remedy or remedy}" for problem in self.problems]
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,10 +260,7 @@ def _extract_inputs(pool: machineconfigpool.MachineConfigPool) -> tuple[object, 
 def _format_message(result: sources.ObjectResult) -> str:
     if not result.problems:
         return "; ".join(["Success", *result.warnings])[:_MAX_MESSAGE]
-    lines = [
-        f"{error}; {error.remedy}" if error.remedy else str(error) for error in result.problems
-    ]
-    return f"Error: {'; '.join(dict.fromkeys(lines))}"[:_MAX_MESSAGE]
+    return f"Error: {'; '.join(dict.fromkeys(result.messages))}"[:_MAX_MESSAGE]
 
 
 def _build_status(

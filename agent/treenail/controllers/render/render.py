@@ -517,10 +517,11 @@ class InputManifests:
             title = result.source.title
             location = self.locations.get((result.source.kind, title.partition(" ")[2]))
             where = ", ".join(filter(None, (location, title)))
-            for problem in result.problems:
-                text = str(problem).removeprefix(f"{title}: ")
-                self.mistakes.append(f"{where}: {text}; {problem.remedy}")
-                self.warnings.append(self.mistakes[-1])
+            problems = [
+                f"{where}: {message.removeprefix(f'{title}: ')}" for message in result.messages
+            ]
+            self.mistakes.extend(problems)
+            self.warnings.extend(problems)
             self.warnings.extend(f"{where}: {warning}" for warning in result.warnings)
 
     def collect_facts(self) -> sources.ClusterFacts:

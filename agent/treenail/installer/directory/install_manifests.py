@@ -417,7 +417,7 @@ class _ManifestReader:
             if manifest.kind in kinds.READ_KINDS:
                 inputs = manifests.to_input(has_locations=False)
                 inputs.add_object(manifest.kind, name, document, manifest.location)
-            if manifest.kind in image_mirrors.MIRROR_KINDS:
+            if manifest.kind in image_mirrors.MIRROR_LISTS:
                 manifests.mirror_rules += tuple(
                     image_mirrors.read_mirror_object(document, where=manifest.title)
                 )
