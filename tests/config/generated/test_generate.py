@@ -223,6 +223,19 @@ def test_object_with_a_problem_generates_nothing(source, pools, configs, expecte
     assert generation.obsolete == []
 
 
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        ({"maxPods": "x"}, "correct the field, or remove it"),
+        ({"maxpods": 1}, "did you mean maxPods?"),
+    ],
+)
+def test_each_problem_has_a_remedy(value, remedy):
+    generation = generate_all([make_source("a", fields=value)])
+    (problem,) = describe_problems(generation).values()
+    assert problem.endswith(f"; {remedy}")
+
+
 def test_object_with_a_problem_keeps_its_present_configs():
     present = make_config(K, make_owner("a"), files={"/etc/kubernetes/kubelet.conf": "old"})
     generation = generate_all([make_source("a", spec=BAD)], configs=[present])
