@@ -65,7 +65,7 @@ class MirrorRule(codec.JsonObject, omits_defaults=True):
 
     @property
     def scope(self) -> str:
-        """What the names of images begin with; ``*.DOMAIN`` for all hosts of a domain."""
+        """Prefix of the names of images; ``*.DOMAIN`` for all hosts of a domain."""
         return self.prefix or self.location
 
     def list_mirrors(self) -> list[MirrorLocation]:

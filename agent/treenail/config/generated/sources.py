@@ -99,7 +99,7 @@ class ObjectResult:
 
     @property
     def messages(self) -> list[str]:
-        """What is wrong, with remedies."""
+        """The problems, each with its remedy."""
         remedy = "correct the field, or remove it"
         return [f"{problem}; {problem.remedy or remedy}" for problem in self.problems]
 
