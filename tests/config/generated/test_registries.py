@@ -483,6 +483,16 @@ def test_long_names_cost_no_backtracking() -> None:
     assert time.process_time() - began < 5
 
 
+def test_many_sources_take_no_quadratic_time() -> None:
+    entries = [build_entry(f"a.example/{n}", f"b.example/{n}") for n in range(3000)]
+    began = time.process_time()
+    assert (
+        len(registries.list_registries(runtime_objects.read(build_mirrors("a", *entries)), ""))
+        == 3000
+    )
+    assert time.process_time() - began < 3
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_order_of_objects_changes_nothing(seed: int) -> None:
     documents = runtime_objects.make_cluster(seed)

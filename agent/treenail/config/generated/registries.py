@@ -5,11 +5,11 @@ containers-registries.conf(5) uses the most precise entry alone, the flags and m
 are copied to every entry inside it.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Annotated
 
 from treenail.api import decode, pullspec
@@ -194,8 +194,10 @@ def _merge(
         is_tag = pull == image_mirrors.TAG_ONLY
         # Mirrors that repeat the source are none; their policy has no effect.
         chosen = [one for is_tag_set, one in sets if is_tag_set is is_tag and one.others]
-        for source in sorted({one.source for one in chosen}):
-            own = [one for one in chosen if one.source == source]
+        by_source = dict[str, list[_SourceEntry]]()
+        for one in chosen:
+            by_source.setdefault(one.source, []).append(one)
+        for source, own in sorted(by_source.items()):
             names = _sort_mirrors(source, (one.mirrors for one in own))
             mirrors = (image_mirrors.MirrorLocation(name, pull=pull) for name in names)
             entry, is_closed = get_entry(source), any(one.policy == _NEVER for one in own)
@@ -217,10 +219,11 @@ def _merge(
         entries[scope] = replace(
             entry, is_blocked=is_blocked, is_insecure=is_insecure, mirrors=tables
         )
-    for outer in mirrored:
-        for scope, entry in entries.items():
-            if scope != outer and is_inside(scope, outer) and not entry.mirrors:
-                entries[scope] = replace(entry, mirrors=_derive_mirrors(entries[outer], scope))
+    bare = [scope for scope, entry in entries.items() if not entry.mirrors]
+    for outer, scope in itertools.product(mirrored, bare):
+        entry = entries[scope]
+        if is_inside(scope, outer) and not entry.mirrors:
+            entries[scope] = replace(entry, mirrors=_derive_mirrors(entries[outer], scope))
     return tuple(entries.values())
 
 
@@ -241,7 +244,9 @@ def _sort_mirrors(source: str, lists: Iterable[tuple[str, ...]]) -> list[str]:
     before: dict[str, set[str]] = {}
     after: dict[str, set[str]] = {}
     for mirrors in lists:
-        for first, second in pairwise(mirrors if source in mirrors else (*mirrors, source)):
+        for first, second in itertools.pairwise(
+            mirrors if source in mirrors else (*mirrors, source)
+        ):
             after.setdefault(first, set()).add(second)
             before.setdefault(second, set()).add(first)
     names = sorted(before.keys() | after)
