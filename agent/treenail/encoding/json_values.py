@@ -21,6 +21,7 @@ NO_VALUE = object()
 
 _INT64 = range(-(2**63), 2**63)
 # Errors quote a wrong value only when it is short and cannot be a secret.
+_KEY_SHOWN = 253
 _SECRET = frozenset({"passwordHash", "sshAuthorizedKeys"})
 
 
@@ -211,7 +212,7 @@ def refuse_unknown_keys(known: Collection[str], document: Json) -> None:
     similar = difflib.get_close_matches(unknown.lower(), by_case, n=1)
     choices = f"use one of: {', '.join(sorted(known))}"
     remedy = f"did you mean {by_case[similar[0]]}?" if similar else choices
-    raise Mismatch(problem="unknown field", remedy=remedy, at=[unknown])
+    raise Mismatch(problem="unknown field", remedy=remedy, at=[unknown[:_KEY_SHOWN]])
 
 
 def chain(first: Reader, second: Callable[..., object], *, can_be_null: bool) -> Reader:

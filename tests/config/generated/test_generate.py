@@ -182,8 +182,11 @@ def test_eleventh_object_of_a_pool_is_refused():
     objects = [make_source(f"k{n}", suffix=str(n or ""), at=n) for n in range(10)]
     generation = generate_all([*objects, make_source("last", at=11)])
     assert len(generation.configs) == 10
-    assert "expected at most 10 objects" in describe_problems(generation)["last"]
+    assert "expected a number up to 9 for another object" in describe_problems(generation)["last"]
     assert get_suffixes(generation)["last"] == (None, [])
+    # A number of any length is the problem of the new object alone.
+    generation = generate_all([make_source("k", suffix="9" * 5000), make_source("last", at=1)])
+    assert all(describe_problems(generation).values())
 
 
 @pytest.mark.parametrize(
@@ -220,6 +223,7 @@ def test_object_with_a_problem_generates_nothing(source, pools, configs, expecte
     generation = generate_all([source], pools, configs, ["ContainerRuntimeConfig"])
     assert generation.configs == {}
     assert expected in describe_problems(generation)["a"]
+    assert all(error.remedy for result in generation.results.values() for error in result.problems)
     assert generation.obsolete == []
 
 
@@ -234,6 +238,19 @@ def test_each_problem_has_a_remedy(value, remedy):
     generation = generate_all([make_source("a", fields=value)])
     (problem,) = describe_problems(generation).values()
     assert problem.endswith(f"; {remedy}")
+
+
+def test_unknown_field_with_a_long_name_leaves_room_for_the_remedy():
+    generation = generate_all([make_source("a", fields={"x" * 900_000: 1})])
+    assert len(describe_problems(generation)["a"]) < 10_000
+
+
+def test_changed_role_of_a_generated_config_is_restored():
+    config = generate_all([make_source("a")]).configs[K]
+    labels = {ROLE: "other", "mine": "x"}
+    edited = replace(config, metadata=replace(config.metadata, labels=labels))
+    restored = generate_all([make_source("a")], configs=[edited]).configs[K]
+    assert restored.metadata.labels == {ROLE: "worker", "mine": "x"}
 
 
 def test_object_with_a_problem_keeps_its_present_configs():
@@ -431,6 +448,9 @@ def test_missing_object_of_an_incomplete_kind_keeps_the_config():
         (make_config(R, annotations={FROM: "ImagePolicy/n/p"}), ["ImagePolicy"], []),
         (make_config(R, make_owner("cluster", "Image")), [], [R]),
         (make_config("50-mine"), [], []),
+        # A user's copy of a generated one.
+        (make_config("99-worker-my-kubelet", annotations={FROM: "KubeletConfig/a"}), [], []),
+        (make_config("50-mine", make_owner("a"), annotations={FROM: "KubeletConfig/a"}), [], []),
         (make_config("rendered", {**make_owner("a"), "kind": "MachineConfigPool"}), [], []),
         # The MCO keeps what it generated for a pool that the object no longer selects.
         (make_config("99-infra-generated-kubelet", make_owner("a")), [], []),

@@ -6,6 +6,7 @@ suffixes, owners and contents are those of the Machine Config Operator (MCO).
 
 import base64
 import itertools
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,10 @@ _SELECTOR = "machineConfigPoolSelector"
 _MASTER_LABEL = "node-role.kubernetes.io/master"
 _MAX_SUFFIX, _MAX_TITLES, _MAX_SHOWN = 9, 500, 5
 _MORE = "..."
+# Older versions of the MCO had the UID of the pool in place of "generated".
+_NAME = re.compile(
+    r"99-.+-(?:generated|[0-9a-f][0-9a-f-]*)-(?:kubelet|containerruntime|registries).*"
+)
 _SUFFIX_TITLE = f"the annotation {key.CONFIG_NAME_SUFFIX}"
 
 _Pool = machineconfigpool.MachineConfigPool
@@ -122,7 +127,7 @@ class _Generator:
             try:
                 configs = self._build_pool_configs(source)
             except ConfigError as error:
-                result.problems.append(error)
+                result.problems.append(_add_remedy(error))
                 name, present = source.metadata.name, self.present.values()
                 configs = [config for config in present if _get_owner(config, kind) == name]
             result.config_names.extend(sorted(config.name for config in configs))
@@ -145,7 +150,7 @@ class _Generator:
                 else:
                     registries.check_registries(result.source, others, self.facts)
             except ConfigError as error:
-                result.problems.append(error)
+                result.problems.append(_add_remedy(error))
         good = [result for result in used if not result.problems]
         bad = [_format_title(result.source) for result in used if result.problems]
         built_in = [
@@ -159,7 +164,7 @@ class _Generator:
             except ConfigError as error:
                 config = present if present and _get_owner(present, "Image") else None
                 for result in good:
-                    result.problems.append(error)
+                    result.problems.append(_add_remedy(error))
             if config is not None:
                 self.generation.configs[name] = config
                 for result in good:
@@ -178,7 +183,8 @@ class _Generator:
                     f"MachineConfig {name} stays, although the object does not select its pool; to "
                     f"remove it: kubectl delete machineconfig {name}"
                 )
-            elif self.incomplete.isdisjoint([kind, *_list_kinds(titles)]):
+            elif self.incomplete.isdisjoint([kind, *_list_kinds(titles)]) and _NAME.fullmatch(name):
+                # A copy that a user made under another name is the user's.
                 self.generation.obsolete.append(name)
 
     def _build_pool_configs(self, source: sources.SourceObject) -> list[MachineConfig]:
@@ -275,12 +281,12 @@ class _Generator:
                 if other.kind == source.kind and other is not source and _selects(other, pool)
             ]
             if rivals:
-                numbers = (int(text) for text in rivals if text.isdecimal())
+                numbers = (int(text[:5]) for text in rivals if text.isdecimal())
                 number = max(number, max(numbers, default=0) + 1)
         if number > _MAX_SUFFIX:
             raise ConfigError(
-                f"expected at most {_MAX_SUFFIX + 1} objects of kind {source.kind} for a pool, "
-                f"found another one with the suffix {_MAX_SUFFIX}",
+                f"expected a number up to {_MAX_SUFFIX} for another object of kind {source.kind} "
+                f"for a pool, found {number - 1} in use; a number below it is not used again",
                 remedy="write all fields of the pool in one object, and delete the others",
             )
         return str(number or "")
@@ -341,17 +347,23 @@ class _Generator:
         if len(titles) > _MAX_TITLES:
             titles[_MAX_TITLES:] = [_MORE]
         annotations = {merge.GENERATED_BY: f"treenail-{__version__}"}
-        new = object_meta.ObjectMeta(name=name, labels={merge.ROLE: pool.name})
-        present = self.present.get(name, MachineConfig(new))
+        present = self.present.get(name, MachineConfig(object_meta.ObjectMeta(name=name)))
         ignition = _build_ignition(files)
         if present.config == ignition:
             # The MCO need not write its own version again after a handback.
             annotations |= present.metadata.annotations
         annotations[key.GENERATED_FROM] = ",".join(titles)
         metadata = replace(
-            present.metadata, annotations=annotations, owner_references=_build_owners(owner)
+            present.metadata,
+            labels={**present.metadata.labels, merge.ROLE: pool.name},
+            annotations=annotations,
+            owner_references=_build_owners(owner),
         )
         return replace(present, metadata=metadata, config=ignition)
+
+
+def _add_remedy(error: ConfigError) -> ConfigError:
+    return error if error.remedy else ConfigError(str(error), remedy="correct or remove the value")
 
 
 def _list_replaced_fields(earlier: decode.Json, later: decode.Json) -> list[str]:
