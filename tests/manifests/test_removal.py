@@ -223,6 +223,12 @@ def test_definitions_stay_for_the_given_reason() -> None:
         [],
         [f"{crd.title} and its objects: a reason"],
     )
+    # An administrator applied treenail's definition over that of OpenShift.
+    release = {"include.release.openshift.io/self-managed-high-availability": "true"}
+    crd = find(
+        resources.CUSTOMRESOURCEDEFINITIONS, "images.config.openshift.io", annotations=release
+    )
+    assert plan(crd) == ([], [f"{crd.title} and its objects: the release of OpenShift has it"])
 
 
 NAMESPACE = find(resources.NAMESPACES, "treenail")

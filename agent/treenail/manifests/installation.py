@@ -34,6 +34,8 @@ class InstallOptions:
     controllers: Sequence[str] = permissions.DEFAULT_CONTROLLERS
     namespace: str = component_names.NAMESPACE
     image: str = f"localhost/{NAME}:{__version__}"
+    has_generator_kinds: bool = True
+    """Define the kinds that the controller ``generate`` reads; OpenShift has its own."""
     has_web_page: bool = False
     """Serve the page, on the loopback interface of each pod."""
     metrics_namespaces: Sequence[str] = ()
@@ -81,7 +83,11 @@ def build_documents(options: InstallOptions) -> list[decode.Json]:
     return [
         *_build_namespaces(options),
         *load_crds(),
-        *(load_crds("crds/generate") if options.has_generator else []),
+        *(
+            load_crds("crds/generate")
+            if options.has_generator and options.has_generator_kinds
+            else []
+        ),
         *build_node_access(),
         *_build_controller_access(options),
         _build_deployment(options),

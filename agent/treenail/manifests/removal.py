@@ -34,6 +34,8 @@ _GENERATED = (
     "RoleBinding system:", "ServiceAccount builder ", "ServiceAccount default ",
     "ServiceAccount deployer ",
 )  # fmt: skip
+_RELEASE = "include.release.openshift.io/"
+"""Annotations of the objects that the cluster version operator writes again."""
 _ACCOUNT_ANNOTATION = "kubernetes.io/service-account.name"
 """Of a Secret that Kubernetes or OpenShift generated for a ServiceAccount."""
 
@@ -129,8 +131,8 @@ def plan_removal(
     for item in sorted(found, key=lambda item: (item.stage, item.title)):
         if not is_written(item, names):
             kept.append(f"{item.title}: it has treenail's label, but not a name that treenail uses")
-        elif item.resource.kind == _CRD and crd_keeper:
-            kept.append(f"{item.title} and its objects: {crd_keeper}")
+        elif item.resource.kind == _CRD and (keeper := crd_keeper or find_release(item.metadata)):
+            kept.append(f"{item.title} and its objects: {keeper}")
         else:
             deleted.append(item)
     removed = {item.metadata.uid for item in deleted}
@@ -144,6 +146,12 @@ def plan_removal(
             kept.append(f"{item.title}: {cause}; to delete all of it: kubectl delete namespace "
                         f"{item.metadata.name}")  # fmt: skip
     return deleted, kept
+
+
+def find_release(metadata: object_meta.ObjectMeta) -> str:
+    """Return why a kind stays that OpenShift had before treenail's manifests were applied."""
+    is_released = any(name.startswith(_RELEASE) for name in metadata.annotations)
+    return "the release of OpenShift has it" if is_released else ""
 
 
 def _find_foreign(content: list[FoundObject], removed: Collection[str]) -> str:

@@ -7,6 +7,7 @@ import pytest
 from tests.controllers.installed import apply
 from tests.fixtures.clusters import server
 from treenail.api import documents as yaml_documents
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.cli.controller.main import main
 from treenail.manifests import installed_options
 from treenail_lab.apiserver.serving.server import LabServer
@@ -65,6 +66,33 @@ def test_options_of_installed_objects_make_the_same_manifests(
     )
     assert run(capsys, *options)[0] == documents
     assert unknown == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {
+            "labels": PART_OF_LABELS,
+            "annotations": {"include.release.openshift.io/single-node-developer": "true"},
+        },
+    ],
+)
+def test_upgrade_leaves_the_kinds_of_openshift(
+    capsys: pytest.CaptureFixture[str], server: LabServer, metadata: Document
+) -> None:
+    enable = ("--enable", "render,generate")
+    documents, _ = run(capsys, *enable)
+    skipped, _ = run(capsys, *enable, "--skip-generator-kinds")
+    kinds = [item for item in documents if item not in skipped]
+    assert len(kinds) == 8
+    apply(server, [item for item in skipped if item["kind"] in KINDS])
+    like = ("--like-installed", "--kubeconfig", str(server.admin_kubeconfig))
+    assert run(capsys, *like)[0] == documents
+    kinds[0]["metadata"] = {"name": kinds[0]["metadata"]["name"], **metadata}
+    apply(server, kinds)
+    assert run(capsys, *like)[0] == skipped
 
 
 @pytest.mark.integration

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 
 from treenail.api import annotations as key
-from treenail.api import documents
+from treenail.api import documents, object_meta
+from treenail.api.component_names import PART_OF_LABELS
 from treenail.cli import argument_parser, terminal
 from treenail.cli.controller import connect, serve
 from treenail.cli.controller.run import build, controllers
@@ -18,6 +19,7 @@ from treenail.manifests import (
     installed_options,
     monitoring,
     permissions,
+    removal,
 )
 
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -130,6 +132,13 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "operator, and a ConfigMap with a dashboard for Grafana",
     )
     parser.add_argument(
+        "--skip-generator-kinds",
+        action="store_true",
+        help="print no custom resource definitions of the kinds that generate reads. OpenShift has "
+        "its own, and applying others would replace them (default: print them; with "
+        "--like-installed, unless the cluster has its own)",
+    )
+    parser.add_argument(
         "--metrics-from",
         type=_parse_namespaces,
         metavar="NAMESPACE,...",
@@ -167,6 +176,7 @@ def _merge_installed(
         raise UsageError("cannot use --like-installed with --only: agents have no options")
     with connect.connect_cluster(arguments) as client:
         objects = _read_installation(client, parser, arguments)
+        has_other_kinds = _has_other_kinds(client)
     options, unknown = installed_options.read_options(objects)
     terminal.print_error(parser.prog, f"options of the installation: {' '.join(options)}")
     for text in unknown:
@@ -177,6 +187,7 @@ def _merge_installed(
         )
     installed = parser.parse_args(options)
     merged = parser.parse_args([*options, *arguments.words[1:]])
+    merged.skip_generator_kinds |= has_other_kinds
     for name, value in vars(merged).items():
         old = getattr(installed, name)
         if value != old and name not in {"like_installed", "kubeconfig", "context"}:
@@ -185,6 +196,18 @@ def _merge_installed(
                 parser.prog, f"changes {option}: {_format(old)} to {_format(value)}"
             )
     return merged
+
+
+def _has_other_kinds(client: api_client.Client) -> bool:
+    """Return whether the cluster has a kind of ``generate`` that treenail did not define."""
+    for document in installation.load_crds("crds/generate"):
+        name = str(resources.get_object(document, "metadata").get("name"))
+        found = client.find(resources.CUSTOMRESOURCEDEFINITIONS, name)
+        metadata = object_meta.read_metadata(found or document)
+        is_labelled = PART_OF_LABELS.items() <= metadata.labels.items()
+        if not is_labelled or removal.find_release(metadata):
+            return True
+    return False
 
 
 def _format(value: object) -> str:
@@ -321,6 +344,7 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         enabled,
         arguments.namespace,
         arguments.image,
+        has_generator_kinds=not arguments.skip_generator_kinds,
         has_web_page=arguments.web,
         metrics_namespaces=readers,
         builds=build.read_job_settings(arguments, arguments.build_namespace or ""),
