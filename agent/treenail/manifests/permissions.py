@@ -105,6 +105,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"machineconfigs.{GROUP}": ("create", "delete", "update", *_WATCH_VERBS),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
+        f"machineosconfigs.{GROUP}": _WATCH_VERBS,
         "deployments.apps": ("get",),
         **{
             f"{source.plural}.{source.group}": _WATCH_VERBS

@@ -143,10 +143,20 @@ def test_facts_of_the_cluster_are_read_from_files() -> None:
             "spec": controller,
         },
         make_config("10", role="worker", osImageURL="other"),
+        {
+            "apiVersion": "machineconfiguration.openshift.io/v1",
+            "kind": "MachineOSConfig",
+            "metadata": {"name": "worker"},
+            "status": {"currentImagePullSpec": "built"},
+        },
+        {**POOL, "spec": {**POOL["spec"], "osImageTag": {"name": "tagged"}}},
     ]
     facts = render.read_manifests([("a", yaml.safe_dump_all(objects))]).collect_facts()
     assert facts.kubeadm_kubelet == "a: b"
-    assert (facts.release_image, facts.node_images) == ("release", ("os", "other"))
+    assert (facts.release_image, facts.node_images) == (
+        "release",
+        ("os", "other", "built", "tagged"),
+    )
 
 
 def plan(

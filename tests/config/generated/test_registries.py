@@ -355,6 +355,14 @@ def test_what_works_is_accepted(documents: list[Any]) -> None:
     check(*documents)
 
 
+def test_image_that_a_pool_names_by_tag_is_pulled_by_digest() -> None:
+    facts = sources.ClusterFacts(node_images=("a.example/os/img:stable",))
+    entry = build_entry("a.example/os", "m.example/os", never=True)
+    check(build_mirrors("a", entry), facts=facts)
+    with pytest.raises(ConfigError, match=STRANDED):
+        check(build_mirrors("a", entry, kind=TAGS), facts=facts)
+
+
 def build_raw(**entry: Any) -> Any:
     return build_mirrors("a", entry)
 

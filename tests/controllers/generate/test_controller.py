@@ -31,6 +31,7 @@ from treenail.kube.resources import (
     KUBELETCONFIGS,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
+    MACHINEOSCONFIGS,
     NAMESPACES,
     Resource,
 )
@@ -46,6 +47,12 @@ R = "99-worker-generated-registries"
 BASE = "01-worker-kubelet"
 KINDS = {resource.kind: resource for resource in GENERATOR_SOURCES}
 MIRRORS, POLICIES = KINDS["ImageDigestMirrorSet"], KINDS["ClusterImagePolicy"]
+BUILD = {
+    "machineConfigPool": {"name": "worker"},
+    "imageBuilder": {"imageBuilderType": "Job"},
+    "renderedImagePushSecret": {"name": "push"},
+    "renderedImagePushSpec": "built.example.com/os:latest",
+}
 BAD_MIRRORS = {"imageDigestMirrors": [{"source": "a.example.com/b:tag", "mirrors": ["c"]}]}
 SELECT = {"machineConfigPoolSelector": {"matchLabels": {"pool": "worker"}}}
 
@@ -258,6 +265,19 @@ def test_problem_of_a_mirror_set_is_an_event(server: LabServer, client: Client) 
     assert events[0]["involvedObject"]["kind"] == "ImageDigestMirrorSet"
     assert events[0]["message"].startswith("Error: spec.imageDigestMirrors[0].source")
     assert (events[0]["type"], events[0]["reason"]) == ("Warning", "Generate")
+
+
+def test_registry_of_built_images_is_not_blocked(server: LabServer, client: Client) -> None:
+    client.create(MACHINEOSCONFIGS, make_object(MACHINEOSCONFIGS, "worker", BUILD))
+    built = {"status": {"currentImagePullSpec": f"built.example.com/os@sha256:{'1' * 64}"}}
+    client.patch(MACHINEOSCONFIGS, "worker", built, subresource="status")
+    image = KINDS["Image"]
+    spec = {"registrySources": {"blockedRegistries": ["built.example.com"]}}
+    client.create(image, make_object(image, "cluster", spec))
+    with running(server):
+        events: Any = wait_until(lambda: client.list(EVENTS).items)
+        assert "the nodes could never update again" in events[0]["message"]
+    assert find_text(client, R) == ""
 
 
 def test_foreign_config_is_not_overwritten(server: LabServer, client: Client) -> None:

@@ -297,7 +297,9 @@ def _is_stranded(
 ) -> bool:
     """Return whether no pull of an image can succeed."""
     mirrors = _build_mirrors(list_registries(objects, "", facts))
-    places = _list_places(mirrors, image)
+    # Nodes get an OS image by digest, also when the pool names it by tag.
+    is_digest = "@" in image or image in facts.node_images
+    places = mirrors.list_places(pullspec.strip_tag(image), is_digest=is_digest)
     # A mirror that is a bare host is no repository: containers/image then tries no place at all.
     is_invalid = any("/" not in place for place in places)
     return is_invalid or all(_is_blocked(mirrors, place) for place in places)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import component_names, decode, machineconfig, machineconfigpool
+from treenail.api import component_names, decode, machineconfig, machineconfigpool, machineosconfig
 from treenail.config.generated import generate, sources
 from treenail.controllers.render import render
 from treenail.controllers.runtime import informer_set
@@ -53,6 +53,7 @@ class GenerateController:
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._configs: informer_set.InformerView[render.ObservedConfig]
         self._controller_configs: informer_set.InformerView[render.ControllerConfig]
+        self._image_configs: informer_set.InformerView[machineosconfig.MachineOSConfig]
 
     def register_watches(
         self, informers: informer_set.InformerSet, enqueue: Callable[[str], None]
@@ -73,6 +74,11 @@ class GenerateController:
         self._controller_configs = add_view(
             scope(resources.CONTROLLERCONFIGS), render.ControllerConfig.from_json
         )
+        self._image_configs = add_view(
+            scope(resources.MACHINEOSCONFIGS),
+            machineosconfig.MachineOSConfig.from_json,
+            optional=True,
+        )
         self._sources = {
             kind: add_view(scope(resource), sources.SourceObject.from_json, optional=True)
             for kind, resource in _RESOURCES.items()
@@ -82,6 +88,7 @@ class GenerateController:
         self._pools.add_handler(handle_change)
         self._configs.add_handler(handle_change)
         self._controller_configs.add_handler(handle_change)
+        self._image_configs.add_handler(handle_change)
 
     def sync_key(self, key: str) -> float | None:  # noqa: ARG002  # there is one
         """Write what the objects require; raise `ClusterError` when the queue must retry."""
@@ -154,6 +161,7 @@ class GenerateController:
             pools=dict(self._pools.get_all()),
             configs={config.name: config for config in configs},
             controller_configs=dict(self._controller_configs.get_all()),
+            image_configs=dict(self._image_configs.get_all()),
             kubeadm=kubeadm or {},
         )
         return inputs.collect_facts()

@@ -530,6 +530,7 @@ class InputManifests:
         images = [cluster.base_images.os]
         images += [image.os_image for each in self.image_streams.values() for image in each.streams]
         images += [config.os_image_url for config in self.configs.values()]
+        images += [config.pull_spec for config in self.image_configs.values()]
         for pool in self.pools.values():
             images += [pool.os_image or "", pool.os_image_tag.name if pool.os_image_tag else ""]
         return sources.ClusterFacts(
