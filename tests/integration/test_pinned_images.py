@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,13 @@ def test_set_with_a_problem_is_reported_and_changes_nothing(site: Site, pins: Pi
         assert (status["desiredGeneration"], status["lastFailedGeneration"]) == (generation,) * 2
         assert words in status["lastFailedGenerationError"]
         assert pins.read_pinned() == pins.read_images() == {good.pull_spec}
+    # A name that the CRD accepts and no runtime does is the problem of its set alone.
+    upper = replace(good, repository="app/UPPER")
+    pins.write("two", upper)
+    pins.wait_degraded("PinnedImageSet two: spec.pinnedImages[0].name is ")
+    pins.write("one", good)
+    wait_until(lambda: pins.read_status()["one"].get("currentGeneration") == 4, limit_s=LIMIT_S)
+    pins.delete("two")
     generation = pins.write("one", good, absent)
     pins.wait_degraded("ImageNotFound")
     # systemd repeats the unit.

@@ -7,7 +7,7 @@ import pytest
 from treenail.api import object_meta
 from treenail.api.machineconfigpool import PinnedImageSet
 from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
-from treenail.update.pinned_images import Inspection, choose_pins, plan_pulls
+from treenail.update.pinned_images import Inspection, choose_pins, find_invalid, plan_pulls
 
 A, B, C = (f"registry.example.com/app/{name}@sha256:{name * 64}" for name in "abc")
 
@@ -71,6 +71,24 @@ def test_pulls_are_planned_by_set(name: str) -> None:
     assert problems.keys() == case.problems.keys()
     for name, words in case.problems.items():
         assert words in problems[name]
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (A, ""),
+        (A.replace("app", "App"), "not made of lower-case path components"),
+        (f"-{A}", "does not start with a registry host"),
+        (A.replace("app", "--auth=x"), "not made of lower-case path components"),
+        (A.replace("registry.example.com/app/", "docker.io/"), "expected docker.io/library/a@…"),
+        (A.replace("registry.example.com/app/", "docker.io/library/"), ""),
+    ],
+)
+def test_set_with_a_name_that_no_runtime_lists_has_a_problem_alone(image: str, words: str) -> None:
+    problems = find_invalid((make_set("bad", B, image), TWO))
+    assert problems.keys() == ({"bad"} if words else set())
+    assert words in problems.get("bad", "")
+    assert problems.get("bad", "spec.pinnedImages[1].name").startswith("spec.pinnedImages[1].name")
 
 
 def test_complete_sets_are_pinned_and_others_keep_their_pins() -> None:

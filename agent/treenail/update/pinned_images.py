@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence, Set
 
 from treenail import observations, sanitize
+from treenail.api import pullspec
 from treenail.api.machineconfigpool import PinnedImageSet
+from treenail.errors import ConfigError
 from treenail.memory import format_bytes
 
 Inspection = observations.ImageInspection | observations.InspectionProblem | None
@@ -11,6 +13,29 @@ Inspection = observations.ImageInspection | observations.InspectionProblem | Non
 
 _UNPACKED_FACTOR = 2
 """Space of an image as a multiple of its compressed layers; the MCO assumes the same."""
+
+
+def find_invalid(sets: Sequence[PinnedImageSet]) -> dict[str, str]:
+    """Return the problem of each set with a name that no runtime lists, by the set's name.
+
+    The CRDs accept more names than runtimes do.
+    """
+    problems: dict[str, str] = {}
+    for pinned in sets:
+        for index, image in enumerate(pinned.images):
+            field = f"spec.pinnedImages[{index}].name"
+            try:
+                spec = pullspec.parse_pull_spec(image, where=field)
+            except ConfigError as error:
+                problems.setdefault(pinned.metadata.name, f"{error}; {error.remedy}")
+                continue
+            if spec.registry == "docker.io" and "/" not in spec.repository:
+                problems.setdefault(
+                    pinned.metadata.name,
+                    f"{field}: expected docker.io/library/{spec.repository}@…, found {image}; "
+                    "correct the name",
+                )
+    return problems
 
 
 def plan_pulls(

@@ -66,21 +66,24 @@ class PinnedImagesJob:
         """Pull and pin; return the problem of each set that is not complete, by its name."""
         files, runtime = self._machine.files, ImageRuntime(self._machine)
         present = runtime.list_images()
+        invalid, failures = pinned_images.find_invalid(sets), dict[str, str]()
+        valid = [pinned for pinned in sets if pinned.metadata.name not in invalid]
         wanted = {
             image: pullspec.parse_pull_spec(image, where="a pinned image")
-            for pinned in sets
+            for pinned in valid
             for image in pinned.images
         }
-        problems, failures = dict[str, str](), dict[str, str]()
+        problems: dict[str, str] = {}
         if missing := [image for image in wanted if image not in present]:
             message = f"node is prefetching images: {self._node}"
             self._report(sets, None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
             usable_bytes, inspected = runtime.read_usable_bytes(), self._inspect_images(missing)
-            pulls, problems = pinned_images.plan_pulls(sets, present, usable_bytes, inspected)
+            pulls, problems = pinned_images.plan_pulls(valid, present, usable_bytes, inspected)
             failures = self._pull_images(runtime, {image: wanted[image] for image in pulls})
             present = runtime.list_images()
         recorded = (files.read_file(node_paths.PINNED_IMAGES) or b"").decode().split()
         before = frozenset(recorded)
+        problems |= invalid
         pins, problems = pinned_images.choose_pins(sets, present, before, problems, failures)
         if pins or before:
             # Another process must find all that this one may leave pinned.
