@@ -223,7 +223,7 @@ def test_object_with_a_problem_generates_nothing(source, pools, configs, expecte
     generation = generate_all([source], pools, configs, ["ContainerRuntimeConfig"])
     assert generation.configs == {}
     assert expected in describe_problems(generation)["a"]
-    assert all(error.remedy for result in generation.results.values() for error in result.problems)
+    assert all("; " in text for result in generation.results.values() for text in result.messages)
     assert generation.obsolete == []
 
 

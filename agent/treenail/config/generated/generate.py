@@ -127,7 +127,7 @@ class _Generator:
             try:
                 configs = self._build_pool_configs(source)
             except ConfigError as error:
-                result.problems.append(_add_remedy(error))
+                result.problems.append(error)
                 name, present = source.metadata.name, self.present.values()
                 configs = [config for config in present if _get_owner(config, kind) == name]
             result.config_names.extend(sorted(config.name for config in configs))
@@ -150,7 +150,7 @@ class _Generator:
                 else:
                     registries.check_registries(result.source, others, self.facts)
             except ConfigError as error:
-                result.problems.append(_add_remedy(error))
+                result.problems.append(error)
         good = [result for result in used if not result.problems]
         bad = [_format_title(result.source) for result in used if result.problems]
         built_in = [
@@ -164,7 +164,7 @@ class _Generator:
             except ConfigError as error:
                 config = present if present and _get_owner(present, "Image") else None
                 for result in good:
-                    result.problems.append(_add_remedy(error))
+                    result.problems.append(error)
             if config is not None:
                 self.generation.configs[name] = config
                 for result in good:
@@ -360,10 +360,6 @@ class _Generator:
             owner_references=_build_owners(owner),
         )
         return replace(present, metadata=metadata, config=ignition)
-
-
-def _add_remedy(error: ConfigError) -> ConfigError:
-    return error if error.remedy else ConfigError(str(error), remedy="correct or remove the value")
 
 
 def _list_replaced_fields(earlier: decode.Json, later: decode.Json) -> list[str]:
