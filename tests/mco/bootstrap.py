@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -48,14 +49,21 @@ class RenderedPool:
 
 
 def run_bootstrap(
-    directory: Path, templates: Mapping[str, str], objects: Iterable[Json]
+    directory: Path,
+    templates: Mapping[str, str],
+    objects: Iterable[Json],
+    *,
+    features: Iterable[str] = (),
+    **settings: Any,
 ) -> dict[str, RenderedPool]:
     """Render the pools among the objects. ``templates`` are texts of files by path.
 
+    ``features`` are the enabled feature gates, ``settings`` are fields of the ControllerConfig.
     Raises `BootstrapError`.
     """
     version = _find_version(directory.with_name(f"{directory.name}-version"))
-    return _run(directory, version, templates, objects)
+    cluster = _build_cluster(version, features, settings)
+    return _run(directory, templates, [*cluster, *objects])
 
 
 _found_versions: list[str] = []
@@ -65,7 +73,7 @@ def _find_version(directory: Path) -> str:
     """Return the version that the ControllerConfig must name; only the refusal says it."""
     if not _found_versions:
         try:
-            _run(directory, "", {}, [operator.build_pool("any")])
+            _run(directory, {}, [*_build_cluster(""), operator.build_pool("any")])
         except BootstrapError as error:
             found = re.search(r"\(my version: (\S+)\)", str(error))
             if not found:
@@ -75,16 +83,12 @@ def _find_version(directory: Path) -> str:
 
 
 def _run(
-    directory: Path, version: str, templates: Mapping[str, str], objects: Iterable[Json]
+    directory: Path, templates: Mapping[str, str], objects: Iterable[Json]
 ) -> dict[str, RenderedPool]:
     manifests, output = directory / "manifests", directory / "output"
     manifests.mkdir(parents=True)
-    for role in ("worker", "master"):
-        place = directory / "templates" / role / f"01-{role}-kubelet" / "_base" / "files"
-        place.mkdir(parents=True)
-        for index, (path, text) in enumerate({**_TEMPLATES, **templates}.items()):
-            (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
-    for index, document in enumerate([*_build_cluster(version), *objects]):
+    write_templates(directory / "templates", templates)
+    for index, document in enumerate(objects):
         # The API server stores JSON without spaces, and the program compares a part of this text.
         text = json.dumps(document, separators=(",", ":"))
         (manifests / f"{index:04}.json").write_text(text, "utf-8")
@@ -111,14 +115,26 @@ def _run(
     return {pool["metadata"]["name"]: _read_pool(pool, output) for pool in pools}
 
 
+def write_templates(directory: Path, templates: Mapping[str, str]) -> None:
+    """Write the templates of ``01-ROLE-kubelet``; ``templates`` are texts of files by path."""
+    for role in ("worker", "master"):
+        place = directory / role / f"01-{role}-kubelet" / "_base" / "files"
+        place.mkdir(parents=True)
+        for index, (path, text) in enumerate({**_TEMPLATES, **templates}.items()):
+            (place / f"{index}.yaml").write_text(_build_template(path, text), "utf-8")
+
+
 def _build_template(path: str, text: str) -> str:
     assert "{{" not in text, "Go's templates expand braces"
     body = "".join(f"    {line}\n" for line in text.split("\n"))
     return f"mode: 0644\npath: {json.dumps(path)}\ncontents:\n  inline: |\n{body}"
 
 
-def _build_cluster(version: str) -> Iterable[Json]:
-    gates = [{"version": version, "enabled": [], "disabled": [{"name": "OSStreams"}]}
+def _build_cluster(
+    version: str, features: Iterable[str] = (), settings: Mapping[str, Any] = MappingProxyType({})
+) -> Iterable[Json]:
+    enabled = [{"name": feature} for feature in features]
+    gates = [{"version": version, "enabled": enabled, "disabled": [{"name": "OSStreams"}]}
              for version in _VERSIONS]  # fmt: skip
     yield {
         "apiVersion": "config.openshift.io/v1",
@@ -133,7 +149,7 @@ def _build_cluster(version: str) -> Iterable[Json]:
             "name": "machine-config-controller",
             "annotations": {f"{operator.GROUP}/generated-by-version": version},
         },
-        "spec": operator.build_controller_config(b""),
+        "spec": operator.build_controller_config(b"", **settings),
     }
 
 

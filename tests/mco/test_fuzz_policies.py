@@ -1,34 +1,32 @@
-"""Random image policies become the files that the MCO makes of them.
+"""Random image policies become the files that the machine-config-controller's bootstrap writes.
 
-TREENAIL_TEST_MCO_POLICY names a program around the functions of its container runtime config
-controller. It reads one JSON object a line: ``objects``, ``release`` (the image of the release),
-and the templates ``policy`` and ``registries``. It answers one a line: ``files`` (path and contents
-of policy.json and what follows it) or ``error``. TREENAIL_TEST_MCO_POLICIES is the number of
-policies of each kind (default: 500), TREENAIL_TEST_MCO_FIRST_POLICY the first seed.
+TREENAIL_TEST_MCO_POLICIES is the number of policies of each kind (default: 500), three of each in a
+cluster; TREENAIL_TEST_MCO_FIRST_POLICY the first seed. The program renders one cluster in a run, so
+that few seeds are in one test.
 """
 
-import json
-import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.config.generated import random_policies
-from tests.mco import operator, programs
+from tests.mco import bootstrap, operator, programs
 from treenail.api.machineconfig import MachineConfig
+from treenail.config import node_paths
 from treenail.config.generated import policies, registries, sources
 from treenail.errors import ConfigError
 
 pytestmark = [pytest.mark.process, pytest.mark.limit(850)]
 
-PROGRAM = programs.Variable(
-    "TREENAIL_TEST_MCO_POLICY", "a program around the functions for image policies"
+PER_CLUSTER = 3
+CLUSTERS = programs.split_seeds(
+    programs.read_count("TREENAIL_TEST_MCO_FIRST_POLICY", 0),
+    -(-programs.read_count("TREENAIL_TEST_MCO_POLICIES", 500) // PER_CLUSTER),
+    20,
 )
-COUNT = programs.read_count("TREENAIL_TEST_MCO_POLICIES", 500)
-FIRST = programs.read_count("TREENAIL_TEST_MCO_FIRST_POLICY", 0)
-PER_CASE = 3
 RELEASE = f"registry.lab.example/release@sha256:{'0' * 64}"
 FACTS = sources.ClusterFacts(release_image=RELEASE)
 REGISTRIES_CONF = (
@@ -42,16 +40,20 @@ POLICY = """\
 # Here the MCO writes nothing, for no policy: a mirror makes no name of an image. We write the rest.
 ONLY_THE_MCO_REFUSES = "rewriting reference: "
 
-Files = list[tuple[str, str]]
+TEMPLATES = {policies.POLICY_PATH: POLICY, node_paths.REGISTRIES_CONF: REGISTRIES_CONF}
+FEATURES = ("SigstoreImageVerification", "SigstoreImageVerificationPKI")
+PATHS = (policies.POLICY_PATH, policies.ATTACHMENTS_PATH, f"{policies.NAMESPACES_PATH}/")
+
+Files = dict[str, str]
 
 
-def test_random_policies_become_the_files_of_the_mco() -> None:
-    seeds = range(FIRST, FIRST + -(-COUNT // PER_CASE))
-    cases = {seed: random_policies.make_case(seed) for seed in seeds}
+@pytest.mark.parametrize("seeds", CLUSTERS, ids=programs.name_seeds)
+def test_random_policies_become_the_files_of_the_mco(seeds: range, tmp_path: Path) -> None:
     differences = {}
     tally: Counter[str] = Counter()
-    for (seed, documents), theirs in zip(cases.items(), ask(cases.values()), strict=True):
-        ours = generate(documents)
+    for seed in seeds:
+        documents = random_policies.make_case(seed)
+        ours, theirs = generate(documents), ask(tmp_path / f"{seed}", documents)
         if ours == theirs:
             tally["equal"] += 1
         elif isinstance(theirs, str) and (isinstance(ours, str) or ONLY_THE_MCO_REFUSES in theirs):
@@ -62,13 +64,17 @@ def test_random_policies_become_the_files_of_the_mco() -> None:
     assert differences == {}
 
 
-def ask(cases: Any) -> list[Files | str]:
-    common = {"release": RELEASE, "policy": POLICY, "registries": REGISTRIES_CONF}
-    text = "".join(json.dumps({**common, "objects": documents}) + "\n" for documents in cases)
-    done = subprocess.run([PROGRAM.read()], input=text, capture_output=True, text=True,
-                          check=True, timeout=600)  # fmt: skip
-    answers = map(json.loads, done.stdout.splitlines())
-    return [each.get("error") or [(path, text) for path, text in each["files"]] for each in answers]
+def ask(directory: Path, documents: list[Any]) -> Files | str:
+    """Return the files about policies as the MCO renders them, or its error."""
+    objects = [operator.build_pool("worker"), *documents]
+    try:
+        pools = bootstrap.run_bootstrap(
+            directory, TEMPLATES, objects, features=FEATURES, releaseImage=RELEASE
+        )
+    except bootstrap.BootstrapError as error:
+        return str(error)
+    files = pools["worker"].files
+    return {path: text for path, text in files.items() if path.startswith(PATHS)}
 
 
 def generate(documents: list[Any]) -> Files | str:
@@ -85,4 +91,5 @@ def generate(documents: list[Any]) -> Files | str:
         generated = policies.generate_policy_files(found, base, FACTS, known)
     except ConfigError as error:
         return str(error)
-    return [(file.path, file.contents) for file in generated]
+    # The rendered config has the file of the template too.
+    return {policies.POLICY_PATH: POLICY} | {file.path: file.contents for file in generated}

@@ -1,9 +1,10 @@
 """Random ContainerRuntimeConfigs, mirror sets and image configs become the files of the MCO.
 
 TREENAIL_TEST_MCC names the machine-config-controller. TREENAIL_TEST_MCO_RUNTIMES is the number of
-ContainerRuntimeConfigs (default: 500), TREENAIL_TEST_MCO_CLUSTERS that of clusters with three
-mirror sets and mostly an image config (default: 500), TREENAIL_TEST_MCO_FIRST_CLUSTER the first
-seed of both.
+ContainerRuntimeConfigs (default: 500), TREENAIL_TEST_MCO_MIRRORS that of mirror sets, three in a
+cluster and mostly beside an image config (default: 500), TREENAIL_TEST_MCO_FIRST_CLUSTER the first
+seed of both. The program renders one cluster in a run, and stops at the first object that it
+refuses, so that few seeds are in one test.
 """
 
 import re
@@ -24,8 +25,10 @@ from treenail.errors import ConfigError
 pytestmark = [pytest.mark.process, pytest.mark.limit(850)]
 
 FIRST = programs.read_count("TREENAIL_TEST_MCO_FIRST_CLUSTER", 0)
-POOLS = programs.split_seeds(FIRST, programs.read_count("TREENAIL_TEST_MCO_RUNTIMES", 500), 100)
-CLUSTERS = programs.split_seeds(FIRST, programs.read_count("TREENAIL_TEST_MCO_CLUSTERS", 500), 50)
+POOLS = programs.split_seeds(FIRST, programs.read_count("TREENAIL_TEST_MCO_RUNTIMES", 500), 50)
+PER_CLUSTER = 3
+CLUSTER_COUNT = -(-programs.read_count("TREENAIL_TEST_MCO_MIRRORS", 500) // PER_CLUSTER)
+CLUSTERS = programs.split_seeds(FIRST, CLUSTER_COUNT, 20)
 STRICTER = re.compile(
     "beside the source|never update again|not blocked, found|expected mirrors for|at most 92233|"
     "mirrors.*with a dot or port"
@@ -36,18 +39,18 @@ RELEASES = ("registry.lab.example/release@sha256:", "a.example/ns/img@sha256:", 
 Files = dict[str, str]
 
 
-def ask(directory: Path, documents: Iterable[Any]) -> dict[str, bootstrap.RenderedPool] | str:
+def ask(
+    directory: Path, documents: Iterable[Any], **settings: Any
+) -> dict[str, bootstrap.RenderedPool] | str:
     """Return the pools as the MCO renders them, or its error."""
-    gates = {"version": "", "enabled": [{"name": "AdditionalStorageConfig"}], "disabled": []}
-    features = [{**gates, "version": version} for version in ("0.0.1-snapshot", operator.VERSION)]
-    gate = {
-        "apiVersion": "config.openshift.io/v1",
-        "kind": "FeatureGate",
-        "metadata": {"name": "cluster"},
-        "status": {"featureGates": features},
-    }
     try:
-        return bootstrap.run_bootstrap(directory, runtime_objects.BASE, [gate, *documents])
+        return bootstrap.run_bootstrap(
+            directory,
+            runtime_objects.BASE,
+            documents,
+            features=["AdditionalStorageConfig"],
+            **settings,
+        )
     except bootstrap.BootstrapError as error:
         return str(error)
 
@@ -125,7 +128,6 @@ def test_random_runtime_configs_become_the_files_of_the_mco(seeds: range, tmp_pa
 
 @pytest.mark.parametrize("seeds", CLUSTERS, ids=programs.name_seeds)
 def test_random_mirrors_become_the_files_of_the_mco(seeds: range, tmp_path: Path) -> None:
-    version = bootstrap._find_version(tmp_path / "version")
     differences = {}
     tally: Counter[str] = Counter()
     for seed in seeds:
@@ -133,16 +135,9 @@ def test_random_mirrors_become_the_files_of_the_mco(seeds: range, tmp_path: Path
         release = RELEASES[seed % len(RELEASES)]
         image = f"{release}{'0' * 64 if '@' in release else 'v1'}"
         found = generate_registries(documents, sources.ClusterFacts(release_image=image))
-        settings = {
-            "apiVersion": f"{operator.GROUP}/v1",
-            "kind": "ControllerConfig",
-            "metadata": {
-                "name": "machine-config-controller",
-                "annotations": {f"{operator.GROUP}/generated-by-version": version},
-            },
-            "spec": operator.build_controller_config(b"", releaseImage=image),
-        }
-        answers = ask(tmp_path / f"{seed}", [operator.build_pool("worker"), settings, *documents])
+        answers = ask(
+            tmp_path / f"{seed}", [operator.build_pool("worker"), *documents], releaseImage=image
+        )
         if isinstance(found, str):
             is_documented = isinstance(answers, str) or STRICTER.search(found)
             if not is_documented:
