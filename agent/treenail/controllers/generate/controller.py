@@ -9,6 +9,7 @@ waits. It writes nothing while the MCO runs its own controllers.
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -25,6 +26,7 @@ _REFRESH_S = 600.0
 """Interval of reading what is not watched: the kubelet's configuration of kubeadm."""
 _MCO_RETRY_S = 30.0
 _MAX_MESSAGE = 2_000
+_WRITTEN_METADATA = ("annotations", "ownerReferences", "resourceVersion")
 _RESOURCES = {resource.kind: resource for resource in resources.GENERATOR_SOURCES}
 
 
@@ -181,10 +183,16 @@ class GenerateController:
             if present is not None and present.config == config:
                 continue
             try:
+                document = config.to_json()
                 if present is None:
-                    self._client.create(resources.MACHINECONFIGS, config.to_json())
+                    self._client.create(resources.MACHINECONFIGS, document)
+                elif replace(present.config, metadata=config.metadata) == config:
+                    # Another form of the spec's empty fields would be another generation.
+                    metadata = resources.get_object(document, "metadata")
+                    changed = {field: metadata.get(field) for field in _WRITTEN_METADATA}
+                    self._client.patch(resources.MACHINECONFIGS, name, {"metadata": changed})
                 else:
-                    self._client.update(resources.MACHINECONFIGS, name, config.to_json())
+                    self._client.update(resources.MACHINECONFIGS, name, document)
             except (errors.ForbiddenError, errors.InvalidError) as error:
                 failures.append(error)
                 problem = errors.ConfigError(f"cannot write {name}: {error}", remedy=error.remedy)
