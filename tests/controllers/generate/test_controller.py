@@ -364,9 +364,9 @@ def test_taken_over_objects_are_not_written(server: LabServer, client: Client) -
     config: Any = client.get(MACHINECONFIGS, K)
     version = "machineconfiguration.openshift.io/generated-by-controller-version"
     annotations = {version: "0123abc", FROM: None}
-    # Go writes empty fields, and not all of them.
+    # Go does not write all empty fields.
     config = client.patch(
-        MACHINECONFIGS, K, {"metadata": {"annotations": annotations}, "spec": {"fips": False}}
+        MACHINECONFIGS, K, {"metadata": {"annotations": annotations}, "spec": {"extensions": None}}
     )
     with running(server):
         wait_until(
@@ -451,9 +451,9 @@ def test_service_account_may_do_what_the_controller_does_and_no_more(server: Lab
         with running(server, kubeconfig=account_kubeconfig(server)):
             wait_settled(client)
             # Each further write: an update, a patch, an Event, and statuses of policies.
-            client.patch(MACHINECONFIGS, R, {"metadata": {"annotations": {FROM: None}}})
+            client.patch(MACHINECONFIGS, f"{K}-1", {"metadata": {"annotations": {FROM: None}}})
             wait_until(
-                lambda: FROM in client.get(MACHINECONFIGS, R)["metadata"]["annotations"]  # type: ignore[index]
+                lambda: FROM in client.get(MACHINECONFIGS, f"{K}-1")["metadata"]["annotations"]  # type: ignore[index]
             )
             client.patch(KUBELETCONFIGS, "a", {"spec": {"kubeletConfig": {"maxPods": 7}}})
             client.patch(MIRRORS, "m", {"spec": BAD_MIRRORS})
