@@ -243,10 +243,11 @@ def report_ready(cluster: Cluster, name: str, *, is_ready: bool, boot_id: str) -
 def allow_agents(cluster: Cluster) -> None:
     """Create the permissions of `treenail-controller manifests --only agent`."""
     for document in installation.build_node_access():
-        cluster.post(_find_collection(document), document).ok()
+        cluster.post(find_collection(document), document).ok()
 
 
-def _find_collection(document: Mapping[str, Any]) -> str:
+def find_collection(document: Mapping[str, Any]) -> str:
+    """Return the path of the collection of a document whose group is not the core."""
     plural = document["kind"].lower()
     plural = f"{plural[:-1]}ies" if plural.endswith("y") else f"{plural}s"
     namespace = document["metadata"].get("namespace", "")

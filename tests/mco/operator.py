@@ -6,7 +6,7 @@ The operator itself does not run: it needs the images of a release.
 import base64
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,21 @@ def _build_path(document: Json) -> str:
     return f"/apis/{spec['group']}/{served}/{spec['names']['plural']}"
 
 
-def create_objects(cluster: Cluster, version: str, authority: bytes) -> None:
-    """Create what the MCC reads; ``version`` is that of its build, ``authority`` the CA in PEM."""
+def create_objects(
+    cluster: Cluster, version: str, authority: bytes, features: Iterable[str] = ()
+) -> None:
+    """Create what the MCC reads; ``version`` is that of its build, ``authority`` the CA in PEM.
+
+    ``features`` are enabled beside those of the feature set.
+    """
+    enabled = {*_ENABLED_FEATURES, *features}
     for name in _NAMESPACES:
         answer = cluster.post("/api/v1/namespaces", {"metadata": {"name": name}})
         assert answer.code in {201, 409}, answer.body
     gates = {
         "version": VERSION,
-        "enabled": [{"name": name} for name in _ENABLED_FEATURES],
-        "disabled": [{"name": name} for name in _DISABLED_FEATURES],
+        "enabled": [{"name": name} for name in sorted(enabled)],
+        "disabled": [{"name": name} for name in _DISABLED_FEATURES if name not in enabled],
     }
     _create(cluster, f"{CONFIG}/featuregates", "FeatureGate", "cluster", {},
             {"featureGates": [gates]})  # fmt: skip

@@ -66,6 +66,12 @@ def test_random_objects_become_the_files_of_the_mco(seeds: range, tmp_path: Path
     base = pools["any"].files[kubelet.KUBELET_CONF]
     assert "98-any-generated-kubelet" in pools["any"].sources
     rendered = bootstrap.run_bootstrap(tmp_path / "all", templates, build_objects(specs))
+    # The program stops at the first object that it refuses.
+    for seed in seeds:
+        if (name := f"pool-{seed}") not in specs:
+            objects = build_objects({name: make_spec(seed)})
+            with pytest.raises(bootstrap.BootstrapError, match=r"error running MCC"):
+                bootstrap.run_bootstrap(tmp_path / name, templates, objects)
     different = {}
     for name, spec in specs.items():
         assert f"99-{name}-generated-kubelet" in rendered[name].sources
