@@ -5,10 +5,9 @@ process may end at any point, and another one begins at the start.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -25,8 +24,6 @@ from treenail.update import pinned_images, status
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _PULL_S, _INSPECT_S = 3600.0, 30.0
 _PARALLEL = 2
 _PROGRESSING, _DEGRADED = "PinnedImageSetsProgressing", "PinnedImageSetsDegraded"
@@ -41,6 +38,7 @@ class PinnedImagesJob:
 
     def __init__(self, machine: Machine, client: api_client.Client, node: str) -> None:
         self._machine, self._client, self._node = machine, client, node
+        self._sets: Sequence[PinnedImageSet] = ()
 
     def run(self) -> bool:
         """Pull, pin and report; return whether every set is complete."""
@@ -49,42 +47,28 @@ class PinnedImagesJob:
         names = filter(None, (entry.rpartition("@")[0] for entry in entries))
         # A deleted set is none.
         found = [self._client.find(resources.PINNEDIMAGESETS, name) for name in names]
-        sets = [PinnedImageSet.from_json(document) for document in found if document is not None]
+        self._sets = [PinnedImageSet.from_json(document) for document in found if document]
         try:
-            problems = self._complete_sets(sets)
+            problems = self._complete_sets()
         except (errors.ConfigError, errors.HostError) as error:
-            if not sets:
+            if not self._sets:
                 raise
-            problems = {pinned.metadata.name: status.format_reason(error) for pinned in sets}
+            reason = status.format_reason(error)
+            problems = {pinned.metadata.name: reason for pinned in self._sets}
         text = "; ".join(f"PinnedImageSet {name}: {problem}" for name, problem in problems.items())
         failed = Condition(_DEGRADED, "True", "PrefetchFailed", text[: key.REASON_LIMIT])
-        self._report(sets, problems, *((failed,) if problems else _COMPLETE))
+        self._report(problems, *((failed,) if problems else _COMPLETE))
         log.info("PinnedImageSets: %s", text or "complete")
         return not problems
 
-    def _complete_sets(self, sets: Sequence[PinnedImageSet]) -> Mapping[str, str]:
+    def _complete_sets(self) -> Mapping[str, str]:
         """Pull and pin; return the problem of each set that is not complete, by its name."""
         files, runtime = self._machine.files, ImageRuntime(self._machine)
+        failures: dict[str, str] = {}
+        sets = [(pinned, self._pull_set(runtime, pinned, failures)) for pinned in self._sets]
         present = runtime.list_images()
-        invalid, failures = pinned_images.find_invalid(sets), dict[str, str]()
-        valid = [pinned for pinned in sets if pinned.metadata.name not in invalid]
-        wanted = {
-            image: pullspec.parse_pull_spec(image, where="a pinned image")
-            for pinned in valid
-            for image in pinned.images
-        }
-        problems: dict[str, str] = {}
-        if missing := [image for image in wanted if image not in present]:
-            message = f"node is prefetching images: {self._node}"
-            self._report(sets, None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
-            usable_bytes, inspected = runtime.read_usable_bytes(), self._inspect_images(missing)
-            pulls, problems = pinned_images.plan_pulls(valid, present, usable_bytes, inspected)
-            failures = self._pull_images(runtime, {image: wanted[image] for image in pulls})
-            present = runtime.list_images()
-        recorded = (files.read_file(node_paths.PINNED_IMAGES) or b"").decode().split()
-        before = frozenset(recorded)
-        problems |= invalid
-        pins, problems = pinned_images.choose_pins(sets, present, before, problems, failures)
+        before = frozenset((files.read_file(node_paths.PINNED_IMAGES) or b"").decode().split())
+        pins, problems = pinned_images.choose_pins(sets, present, before, failures)
         if pins or before:
             # Another process must find all that this one may leave pinned.
             files.write_file(node_paths.PINNED_IMAGES, "\n".join(before.union(pins)).encode())
@@ -94,21 +78,23 @@ class PinnedImagesJob:
             files.remove_file(node_paths.PINNED_IMAGES)
         return problems
 
-    def _inspect_images(self, images: Collection[str]) -> dict[str, pinned_images.Inspection]:
-        machine, path = self._machine, self._machine.root.resolve_path(AUTH_FILE)
+    def _pull_set(
+        self, runtime: ImageRuntime, pinned: PinnedImageSet, failures: dict[str, str]
+    ) -> str:
+        """Pull the missing images of a set until the disk is full, or return why none is pulled."""
+        machine, present = self._machine, runtime.list_images()
+        missing = [image for image in pinned.images if image not in present]
+        if not missing:
+            return ""
+        message = f"node is prefetching images: {self._node}"
+        self._report(None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
+        content = machine.files.read_file(AUTH_FILE)
+        secret = pullsecret.parse_pull_secret(content or b'{"auths": {}}', where=AUTH_FILE)
+        auth_file = "" if content is None else str(machine.root.resolve_path(AUTH_FILE))
         skopeo = SkopeoClient(machine.programs, machine.clock, timeout_s=_INSPECT_S)
-        auth_file = str(path) if path.exists() else ""
-        return _map_parallel(partial(skopeo.inspect_image, auth_file=auth_file), images)
-
-    def _pull_images(
-        self, runtime: ImageRuntime, images: Mapping[str, pullspec.PullSpec]
-    ) -> dict[str, str]:
-        """Pull the images until the disk is full; return the error of each, empty without one."""
-        content = self._machine.files.read_file(AUTH_FILE) or b'{"auths": {}}'
-        secret = pullsecret.parse_pull_secret(content, where=AUTH_FILE)
 
         def pull(image: str) -> str:
-            spec = images[image]
+            spec = pullspec.parse_pull_spec(image, where="a pinned image")
             login = pullsecret.find_credential(secret, spec.registry, spec.repository)
             if runtime.read_usable_bytes() < 0:
                 return "the disk is full"
@@ -119,17 +105,18 @@ class PinnedImagesJob:
                 return error.stderr.rpartition("desc = ")[2] or str(error)
             return ""
 
-        return _map_parallel(pull, images)
+        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="pinned-images") as threads:
+            found = threads.map(partial(skopeo.inspect_image, auth_file=auth_file), missing)
+            sizes = dict(zip(missing, found, strict=True))
+            if obstacle := pinned_images.find_obstacle(pinned, sizes, runtime.read_usable_bytes()):
+                return obstacle
+            failures.update(zip(missing, threads.map(pull, missing), strict=True))
+        return ""
 
-    def _report(
-        self,
-        sets: Sequence[PinnedImageSet],
-        problems: Mapping[str, str] | None,
-        *news: Condition,
-    ) -> None:
+    def _report(self, problems: Mapping[str, str] | None, *news: Condition) -> None:
         """Report on the MachineConfigNode if there is one; ``problems`` is None until the end."""
         shown: list[decode.Json] = []
-        for meta in (pinned.metadata for pinned in sets):
+        for meta in (pinned.metadata for pinned in self._sets):
             shown.append({"name": meta.name, "desiredGeneration": meta.generation})
             if problems and meta.name in problems:
                 shown[-1]["lastFailedGeneration"] = meta.generation
@@ -151,8 +138,3 @@ class PinnedImagesJob:
         content = {"conditions": conditions, **({"pinnedImageSets": shown} if shown else {})}
         body: decode.Json = {"apiVersion": resource.api_version, "kind": resource.kind}
         patch({**body, "status": content}, api_client.PatchType.APPLY)
-
-
-def _map_parallel(function: Callable[[str], T], images: Collection[str]) -> dict[str, T]:
-    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="pinned-images") as pool:
-        return dict(zip(images, pool.map(function, images), strict=True))

@@ -133,13 +133,12 @@ class TransientUnits:
         An earlier run goes on if it has the same description; else it is stopped.
         """
         run = self.find_run(unit)
-        if run is not None and (run.description != description or not run.is_running_or_done):
+        if run is None or run.description != description or not run.is_running_or_done:
             self.stop_unit(unit, lambda: None)
-            run = None
-        if run is None:
-            lifetime: dict[str, bool | str | int] = {"RemainAfterExit": True}
-            lifetime |= {"Restart": "on-failure", "RestartUSec": _RESTART_US}
-            self._start_unit(TransientJob(unit, description, argv, _JOB_S), lifetime)
+            self._start_unit(
+                TransientJob(unit, description, argv, _JOB_S),
+                {"RemainAfterExit": True, "Restart": "on-failure", "RestartUSec": _RESTART_US},
+            )
 
     def run_once(self, job: TransientJob, on_tick: Callable[[], None]) -> TransientRun:
         """Start a job with a unique unit name and return its end; systemd keeps nothing of it.
