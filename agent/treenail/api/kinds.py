@@ -1,7 +1,7 @@
 """Kinds of the objects in a user's files: those that are read, and those that must be named.
 
-kubectl refuses a misspelt kind or apiVersion. It accepts a PinnedImageSet, which treenail does not
-read. All other kinds belong to other programs.
+kubectl refuses a misspelt kind or apiVersion. It accepts an InternalReleaseImage, which treenail
+does not read. All other kinds belong to other programs.
 """
 
 import difflib
@@ -29,10 +29,11 @@ READ_KINDS = {
     "ControllerConfig": machineconfig.API_VERSION,
     "RolloutPolicy": "treenail.io/v1alpha1",
     "OSImageStream": machineconfig.API_VERSION,
+    "PinnedImageSet": machineconfig.API_VERSION,
     **GENERATOR_KINDS,
 }
 _GROUPS = (GROUP, "treenail.io")
-_LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild", "PinnedImageSet"})
+_LIVE_KINDS = frozenset({"MachineConfigNode", "MachineOSBuild"})
 """No config depends on them; a dump of a cluster has them."""
 _UNREAD_KINDS = {
     "InternalReleaseImage": (GROUP, "remove it"),

@@ -3,6 +3,7 @@
 A PinnedImageSet names images that the nodes of pools keep, whether or not a pod uses them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
@@ -114,6 +115,11 @@ class MachineConfigPool(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     @property
     def is_deleting(self) -> bool:
         return self.metadata.is_deleting
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a MachineConfig or PinnedImageSet with these labels is for the pool."""
+        selector = self.machine_config_selector
+        return selector is not None and selector.matches(labels)
 
 
 def reject_unknown_pool_fields(document: object) -> None:

@@ -175,10 +175,9 @@ def _render_pool(
 ) -> tuple[install_manifests.RenderedPool | None, tuple[str, ...], tuple[str, ...]]:
     """Return the rendered pool, problems and notes."""
     pool = manifests.pools.get(name)
-    selector = pool.machine_config_selector if pool else None
-    if pool is None or selector is None:
+    if pool is None or pool.machine_config_selector is None:
         return None, (), ("no manifest has the pool: the installer adds it",)
-    if not any(selector.matches(config.metadata.labels) for config in manifests.configs.values()):
+    if not any(pool.selects(config.metadata.labels) for config in manifests.configs.values()):
         return None, (), ("no manifest has a MachineConfig of the pool: the installer adds them",)
     try:
         (rendered,) = install_manifests.render_install_pools(

@@ -377,11 +377,13 @@ class BuildSite:
 
 
 @contextmanager
-def open_site(directory: Path, registry: RegistryService) -> Iterator[BuildSite]:
+def open_site(
+    directory: Path, registry: RegistryService, *, namespace: str = NAMESPACE
+) -> Iterator[BuildSite]:
     with LabServer(directory / "api") as server:
         # A real Job controller waits 10 seconds before it replaces the first failed pod.
         server.api.controllers.jobs.first_backoff_s = 0.2
-        site = BuildSite(server.admin_kubeconfig, registry)
+        site = BuildSite(server.admin_kubeconfig, registry, namespace=namespace)
         site.install()
         try:
             yield site

@@ -1,13 +1,23 @@
 """``treenail-controller plan``: show what a change does to each pool and node."""
 
 import argparse
+import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
-from treenail import clocks, errors
+from treenail import clocks, errors, memory
+from treenail.api import component_names, decode, machineconfigpool, pullspec
 from treenail.cli import files, output, output_format, terminal
 from treenail.cli.controller import connect
+from treenail.controllers.pools import pool_membership
 from treenail.controllers.render import render
 from treenail.controllers.status import rollout_plan, snapshot
+from treenail.kube import api_client
+
+_REGISTRIES_S, _REQUEST_S, _PARALLEL = 20.0, 5.0, 8
+"""Time for the sizes of all pinned images, and for one request."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -54,7 +64,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
         before = snapshot.read_snapshot(client)
         if documents.locations:
             before = snapshot.add_generator_objects(client, before)
-    after = rollout_plan.apply_manifests(before, documents)
+        after = rollout_plan.apply_manifests(before, documents)
+        pinned_sets = dict(_plan_pinned_sets(client, after, documents.pinned_sets))
     for warning in documents.warnings[len(shown) :]:
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
     if arguments.pool is not None and arguments.pool not in after.pools:
@@ -74,9 +85,64 @@ def print_plan(arguments: argparse.Namespace) -> int:
     output_format.print_output(
         arguments.output,
         kind="RolloutPlan",
-        content=lambda: rollout_plan.convert_to_json(plans),
-        lines=lambda: [*rollout_plan.format_plans(plans)] or ["no MachineConfigPools found"],
+        content=lambda: (
+            rollout_plan.convert_to_json(plans) | {"pinnedImageSets": [*pinned_sets.values()]}
+        ),
+        lines=lambda: (
+            [*rollout_plan.format_plans(plans), *pinned_sets] or ["no MachineConfigPools found"]
+        ),
     )
     sys.stdout.flush()
     is_wrong = documents.mistakes or any(pool_plan.problems for pool_plan in plans)
     return output.EXIT_FAILED if is_wrong else 0
+
+
+def _plan_pinned_sets(
+    client: api_client.Client,
+    after: rollout_plan.RolloutPlanInput,
+    pinned_sets: Mapping[str, machineconfigpool.PinnedImageSet],
+) -> Iterator[tuple[str, decode.Json]]:
+    """Yield a line and its facts for each set; a node may have some of the layers already."""
+    # Imported late: few plans have pinned images.
+    from treenail.builder.registries import RegistrySettings
+    from treenail.controllers.image_build.cluster_reader import ClusterReader
+    from treenail.registry import images, names, transport
+
+    clock, namespace = clocks.SystemClock(), component_names.NAMESPACE
+    reader = ClusterReader(client, clock, namespace=namespace, environ=os.environ)
+    until = clock.monotonic() + _REGISTRIES_S
+
+    def read_layers(image: str, architecture: str) -> Iterable[names.Descriptor]:
+        spec = pullspec.parse_pull_spec(image, where="a pinned image")
+        if clock.monotonic() > until:
+            raise errors.OverdueError(f"the registries took more than {_REGISTRIES_S:g} s")
+        settings = RegistrySettings(
+            reader.read_base_login(""),
+            transport.TlsSettings(ca_pem=reader.read_ca(spec.registry)),
+            reader.read_proxy_settings(),
+            transport.RegistryLimits(1, _REQUEST_S, _REQUEST_S, _REQUEST_S),
+        )
+        with settings.open_client(spec.registry, spec.repository, clock) as registry:
+            return images.resolve_image(registry, spec.repository, spec.digest, architecture).layers
+
+    members = pool_membership.group_nodes(after.pools, after.nodes).members
+    for name, pinned in sorted(pinned_sets.items()):
+        labels, count = pinned.metadata.labels, len(pinned.images)
+        pools = [pool for pool, seen in sorted(after.pools.items()) if seen.pool.selects(labels)]
+        nodes = [node for pool in pools for node in members.get(pool, ())]
+        sizes, reason = [0], ""
+        try:
+            for architecture in {node.architecture for node in nodes}:
+                with ThreadPoolExecutor(_PARALLEL) as threads:
+                    found = [*threads.map(read_layers, pinned.images, repeat(architecture))]
+                sizes.append(
+                    sum({one.digest: one.size for layers in found for one in layers}.values())
+                )
+        except errors.TreenailError as error:
+            reason = str(error)
+        size = None if reason else max(sizes)
+        shown = f"unknown: {reason}" if size is None else f"at most {memory.format_bytes(size)}"
+        where = f"{len(nodes)} nodes of {rollout_plan.format_names(pools) or 'no pool'}"
+        text = f"PinnedImageSet {name}: {count} images to {where}; to pull on each: {shown}"
+        facts = {"name": name, "pools": pools, "nodeCount": len(nodes), "imageCount": count}
+        yield text, {**facts, "bytesPerNode": size, "unknownReason": reason}

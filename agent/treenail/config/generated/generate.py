@@ -330,10 +330,7 @@ class _Generator:
                 )
 
     def _select_base(self, pool: _Pool) -> list[MachineConfig]:
-        selector = pool.machine_config_selector
-        return [
-            config for config in self.base if selector and selector.matches(config.metadata.labels)
-        ]
+        return [config for config in self.base if pool.selects(config.metadata.labels)]
 
     def _build_config(
         self,

@@ -450,8 +450,7 @@ def _find_affected_pools(
         if (
             config.pool_uid == pool.metadata.uid
             if config.is_rendered
-            else pool.machine_config_selector is not None
-            and pool.machine_config_selector.matches(config.config.metadata.labels)
+            else pool.selects(config.config.metadata.labels)
         )
     }
 

@@ -291,14 +291,10 @@ def select_configs(
             f"pool {pool.name} selects all MachineConfigs, also those of other pools",
             remedy="write a machineConfigSelector with at least one requirement",
         )
-    selected = (
-        ()
-        if selector is None
-        else tuple(
-            config
-            for config in configs
-            if selector.matches(config.metadata.labels) and not is_rendered(config)
-        )
+    selected = tuple(
+        config
+        for config in configs
+        if pool.selects(config.metadata.labels) and not is_rendered(config)
     )
     if not selected:
         raise ConfigError(
@@ -440,6 +436,7 @@ class InputManifests:
     policies: dict[str, rollout_policy.ObservedPolicy] = field(default_factory=dict)
     image_configs: dict[str, machineosconfig.MachineOSConfig] = field(default_factory=dict)
     image_streams: dict[str, os_image.OSImageStream] = field(default_factory=dict)
+    pinned_sets: dict[str, machineconfigpool.PinnedImageSet] = field(default_factory=dict)
     source_objects: dict[tuple[str, str, str], sources.SourceObject] = field(default_factory=dict)
     """Objects that become MachineConfigs, by kind, namespace and name."""
     kubeadm: decode.Json = field(default_factory=dict)
@@ -478,6 +475,8 @@ class InputManifests:
             elif kind in kinds.GENERATOR_KINDS:
                 source = sources.SourceObject.from_json(document)
                 self.source_objects[source.key] = source
+            elif kind == "PinnedImageSet":
+                self.pinned_sets[name] = machineconfigpool.PinnedImageSet.from_json(document)
             else:
                 self.controller_configs[name] = ControllerConfig.from_json(document)
         except ConfigError as error:

@@ -440,10 +440,10 @@ class RolloutReconciler:
 
     def _copy_pinned_sets(self, sync: _PoolSync) -> None:
         """Name the pinned image sets in the pool and on its nodes, also while it is paused."""
-        sets, selector = self._caches.list_pinned_sets(), sync.pool.machine_config_selector
+        sets = self._caches.list_pinned_sets()
         if sets is None or sync.stale_reason or sync.pool.is_deleting:
             return
-        names = [name for name in sorted(sets) if selector and selector.matches(sets[name].labels)]
+        names = [name for name in sorted(sets) if sync.pool.selects(sets[name].labels)]
         names = names[:_MAX_PINNED_SETS]
         try:
             if tuple(names) != sync.pool.pinned_image_sets:

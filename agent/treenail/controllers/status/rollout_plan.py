@@ -569,7 +569,7 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
     for budget in plan.budgets:
         yield (
             f"  drain blocked: PodDisruptionBudget {budget.name} never allows an eviction "
-            f"({budget.reason}), pods on {_format_names(budget.nodes)}"
+            f"({budget.reason}), pods on {format_names(budget.nodes)}"
         )
 
 
@@ -613,7 +613,7 @@ def _format_order(plan: RolloutPlan) -> Iterator[str]:
     has_waves = plan.batches[-1].wave > 1
     for number, batch in enumerate(plan.batches[:MAX_BATCHES], start=1):
         wave = f"  (wave {batch.wave})" if has_waves else ""
-        yield f"    {number:>3}. {_format_names(batch.nodes)}{wave}"
+        yield f"    {number:>3}. {format_names(batch.nodes)}{wave}"
     if len(plan.batches) > MAX_BATCHES:
         rest = plan.batches[MAX_BATCHES:]
         yield f"    and {sum(len(batch.nodes) for batch in rest)} more nodes in {len(rest)} batches"
@@ -629,6 +629,6 @@ def _format_count(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
 
 
-def _format_names(nodes: Sequence[str]) -> str:
+def format_names(nodes: Sequence[str]) -> str:
     more = len(nodes) - MAX_NODES
     return ", ".join(nodes[:MAX_NODES]) + (f" and {more} more" if more > 0 else "")
