@@ -18,6 +18,7 @@ def make_inspection(**layers: int) -> ImageInspection:
     return ImageInspection(layers=tuple(ImageLayer(*layer) for layer in layers.items()))
 
 
+IMAGE_TEXT = "spec.pinnedImages[1].name: expected an image that can be pulled, found"
 MISSING = InspectionProblem("ImageNotFound", "manifest unknown")
 ONE, TWO = make_set("one", A, B), make_set("two", B, C)
 SHARED: dict[str, Inspection] = {
@@ -34,8 +35,7 @@ CASES: dict[str, tuple[dict[str, Inspection], int, str]] = {
     "no image": (
         {A: None, B: MISSING},
         1000,
-        f"spec.pinnedImages[1].name: expected an image that can be pulled, found {B}: "
-        "ImageNotFound: manifest unknown; correct",
+        f"{IMAGE_TEXT} {B}: ImageNotFound: manifest unknown; correct",
     ),
 }
 
@@ -63,8 +63,7 @@ def test_set_whose_pull_failed_has_the_cause() -> None:
     both, present = [(ONE, ""), (TWO, "")], frozenset({A, B})
     pins, problems = choose_pins(both, present, frozenset({A}), {C: "no space", A: ""})
     assert pins == [A, B]
-    text = "spec.pinnedImages[1].name: expected an image that can be pulled, found"
     assert problems.keys() == {"two"}
-    assert f"{text} {C}: no space" in problems["two"]
+    assert f"{IMAGE_TEXT} {C}: no space" in problems["two"]
     _, problems = choose_pins([(ONE, "")], frozenset({A}), frozenset(), {B: ""})
     assert "it was removed after its pull" in problems["one"]
