@@ -5,7 +5,7 @@ import pytest
 from treenail.api import object_meta
 from treenail.api.machineconfigpool import PinnedImageSet
 from treenail.observations import ImageInspection, ImageLayer, InspectionProblem
-from treenail.update.pinned_images import Inspection, choose_pins, find_obstacle
+from treenail.update.pinned_images import Inspection, choose_pins, find_invalid, find_obstacle
 
 A, B, C = (f"registry.example.com/app/{name}@sha256:{name * 64}" for name in "abc")
 
@@ -67,3 +67,22 @@ def test_set_whose_pull_failed_has_the_cause() -> None:
     assert f"{IMAGE_TEXT} {C}: no space" in problems["two"]
     _, problems = choose_pins([(ONE, "")], frozenset({A}), frozenset(), {B: ""})
     assert "it was removed after its pull" in problems["one"]
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (A, ""),
+        (A.replace("app", "App"), "not made of lower-case path components"),
+        (f"-{A}", "does not start with a registry host"),
+        (A.replace("app", "--auth=x"), "not made of lower-case path components"),
+        (A.replace("registry.example.com/app/", "docker.io/"), "expected docker.io/library/a@…"),
+        (A.replace("registry.example.com/app/", "docker.io/library/"), ""),
+    ],
+)
+def test_name_that_no_runtime_lists_is_a_problem_of_its_set(image: str, words: str) -> None:
+    problem = find_invalid(make_set("bad", B, image))
+    assert bool(problem) == bool(words)
+    assert words in problem
+    assert (problem or "spec.pinnedImages[1].name").startswith("spec.pinnedImages[1].name")
+    assert find_invalid(TWO) == ""

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Set
 
 from treenail import observations, sanitize
+from treenail.api import pullspec
 from treenail.api.machineconfigpool import PinnedImageSet
+from treenail.errors import ConfigError
 from treenail.memory import format_bytes
 
 Inspection = observations.ImageInspection | observations.InspectionProblem | None
@@ -11,6 +13,23 @@ Inspection = observations.ImageInspection | observations.InspectionProblem | Non
 
 _UNPACKED_FACTOR = 2
 """Space of an image as a multiple of its compressed layers; the MCO assumes the same."""
+
+
+def find_invalid(pinned: PinnedImageSet) -> str:
+    """Return the problem of a set with a name that no runtime lists; empty without one.
+
+    The CRDs accept more names than runtimes do.
+    """
+    for index, image in enumerate(pinned.images):
+        field = f"spec.pinnedImages[{index}].name"
+        try:
+            spec = pullspec.parse_pull_spec(image, where=field)
+        except ConfigError as error:
+            return f"{error}; {error.remedy}"
+        if spec.registry == "docker.io" and "/" not in spec.repository:
+            full = f"docker.io/library/{spec.repository}@…"
+            return f"{field}: expected {full}, found {image}; correct the name"
+    return ""
 
 
 def find_obstacle(

@@ -86,6 +86,8 @@ class PinnedImagesJob:
         missing = [image for image in pinned.images if image not in present]
         if not missing:
             return ""
+        if invalid := pinned_images.find_invalid(pinned):
+            return invalid
         message = f"node is prefetching images: {self._node}"
         self._report(None, Condition(_PROGRESSING, "True", "ImagePrefetch", message))
         content = machine.files.read_file(AUTH_FILE)
