@@ -33,6 +33,7 @@ MODULES = (
     "decode",
     "node",
     "render",
+    "generate",
     "serve",
     "rollout",
     "scale",
