@@ -39,6 +39,8 @@ class PinnedImagesJob:
     def __init__(self, machine: Machine, client: api_client.Client, node: str) -> None:
         self._machine, self._client, self._node = machine, client, node
         self._sets: Sequence[PinnedImageSet] = ()
+        self._present, self._failures = set[str](), dict[str, str]()
+        """Images of the runtime, and the errors of pulls by image."""
 
     def run(self) -> bool:
         """Pull, pin and report; return whether every set is complete."""
@@ -64,11 +66,11 @@ class PinnedImagesJob:
     def _complete_sets(self) -> Mapping[str, str]:
         """Pull and pin; return the problem of each set that is not complete, by its name."""
         files, runtime = self._machine.files, ImageRuntime(self._machine)
-        failures: dict[str, str] = {}
-        sets = [(pinned, self._pull_set(runtime, pinned, failures)) for pinned in self._sets]
-        present = runtime.list_images()
+        self._present.update(runtime.list_images())
+        sets = [(pinned, self._pull_set(runtime, pinned)) for pinned in self._sets]
+        present = runtime.list_images() if self._failures else self._present
         before = frozenset((files.read_file(node_paths.PINNED_IMAGES) or b"").decode().split())
-        pins, problems = pinned_images.choose_pins(sets, present, before, failures)
+        pins, problems = pinned_images.choose_pins(sets, present, before, self._failures)
         if pins or before:
             # Another process must find all that this one may leave pinned.
             files.write_file(node_paths.PINNED_IMAGES, "\n".join(before.union(pins)).encode())
@@ -78,12 +80,10 @@ class PinnedImagesJob:
             files.remove_file(node_paths.PINNED_IMAGES)
         return problems
 
-    def _pull_set(
-        self, runtime: ImageRuntime, pinned: PinnedImageSet, failures: dict[str, str]
-    ) -> str:
+    def _pull_set(self, runtime: ImageRuntime, pinned: PinnedImageSet) -> str:
         """Pull the missing images of a set until the disk is full, or return why none is pulled."""
-        machine, present = self._machine, runtime.list_images()
-        missing = [image for image in pinned.images if image not in present]
+        machine = self._machine
+        missing = [image for image in pinned.images if image not in self._present]
         if not missing:
             return ""
         if invalid := pinned_images.find_invalid(pinned):
@@ -112,7 +112,8 @@ class PinnedImagesJob:
             sizes = dict(zip(missing, found, strict=True))
             if obstacle := pinned_images.find_obstacle(pinned, sizes, runtime.read_usable_bytes()):
                 return obstacle
-            failures.update(zip(missing, threads.map(pull, missing), strict=True))
+            self._failures.update(zip(missing, threads.map(pull, missing), strict=True))
+        self._present.update(image for image in missing if not self._failures[image])
         return ""
 
     def _report(self, problems: Mapping[str, str] | None, *news: Condition) -> None:
