@@ -506,7 +506,7 @@ def test_pool_waits_for_the_config_of_a_changed_object(
         render = RenderController(own, CLOCK, recorder, settle_s=0.0, is_generating=is_generating)
         with run_controllers(own, render):
             if is_generating:
-                wait_until(lambda: "a" in str(render._unobserved_since))
+                wait_until(lambda: render._unobserved_since)
                 assert is_rendered(0)()
             status = {"status": {"observedGeneration": 1}}
             client.patch(KUBELETCONFIGS, "a", status, subresource="status")
@@ -535,5 +535,12 @@ def test_wait_for_a_controller_that_does_not_come_ends_with_a_warning(
             wait_until(lambda: render._unobserved_since)
             clock.move(61.0)
             events: Any = wait_until(lambda: client.list(EVENTS).items)
+            # The next edit does not begin another wait.
+            client.patch(KUBELETCONFIGS, "a", {"spec": {"kubeletConfig": {"maxPods": 1}}})
+            wait_until(lambda: render._sources[0].find("a").metadata.generation == 2)  # type: ignore[union-attr]
+            client.create(
+                MACHINECONFIGS, make_config("00-base", make_file("/a", "1"), role="worker")
+            )
+            wait_until(lambda: sum(n.startswith("rendered-") for n in list_configs(client)) == 2)
     assert "KubeletConfig a: no MachineConfig contains its generation 1 yet" in str(events)
     assert any(name.startswith("rendered-") for name in list_configs(client))

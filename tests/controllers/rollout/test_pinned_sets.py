@@ -66,4 +66,8 @@ def test_selected_sets_are_named_in_the_pool_and_on_its_nodes(
     with running(server):
         add_set(client, "three")
         wait_for(["three"], "three@1")
-    assert server.count_requests(user=USER, verb="patch", resource="nodes") == 10
+        assert server.count_requests(user=USER, verb="patch", resource="nodes") == 10
+        # A node that leaves its pool pins nothing.
+        client.patch(NODES, "b", {"metadata": {"labels": {"node-role.kubernetes.io/worker": None}}})
+        wait_until(lambda: read_annotation(client, "b") == "")
+    assert read_annotation(client, "a") == "three@1"

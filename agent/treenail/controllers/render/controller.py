@@ -88,7 +88,7 @@ class RenderController:
         self._settle_s = settle_s
         self._is_generating = is_generating
         self._sources: list[informer_set.InformerView[sources.SourceObject]] = []
-        self._unobserved_since: dict[str, tuple[object, float]] = {}
+        self._unobserved_since: dict[str, float] = {}
         self._pools: informer_set.InformerView[machineconfigpool.MachineConfigPool]
         self._configs: informer_set.InformerView[ObservedConfig]
         self._controller_configs: informer_set.InformerView[ControllerConfig]
@@ -230,11 +230,12 @@ class RenderController:
         if source is None:
             self._unobserved_since.pop(pool.name, None)
             return (), 0.0
-        now, version = self._clock.monotonic(), (source.key, source.metadata.generation)
-        known, since = self._unobserved_since.get(pool.name, (None, now))
-        if known != version:
-            self._unobserved_since[pool.name] = version, (since := now)
+        now = self._clock.monotonic()
+        # A new edit does not restart the wait: edits that never end must not block the pool.
+        if pool.name not in self._unobserved_since:
+            self._unobserved_since[pool.name] = now
             log.info("pool %s waits for the MachineConfig of %s", pool.name, source.title)
+        since = self._unobserved_since[pool.name]
         text = (
             f"{source.title}: no MachineConfig contains its generation {source.metadata.generation}"
             " yet; see its conditions, and enable the controller generate"

@@ -235,10 +235,14 @@ class RolloutReconciler:
         return min(sync.requeue_after_s, default=None)
 
     def release_orphan(self, name: str) -> float | None:
-        """Release the lock of a node that is in no pool; return when to try again, or None."""
+        """Release the lock and the pins of a node in no pool; return when to try again, or None."""
         node = self._caches.find_node(name)
         if node is None or self._caches.find_stale_reason():
             return None if node is None else external_gates.GATE_RETRY_S
+        if node.settings.pinned_sets:
+            withdrawal = writer.SettingsChange(node, {key.PINNED_IMAGE_SETS: None})
+            if self._writer.copy_settings([withdrawal]):
+                return external_gates.GATE_RETRY_S
         return external_gates.find_retry_s(self._locks.release_orphan(node))
 
     def forget_node(self, name: str) -> None:
