@@ -3,8 +3,9 @@
 Certificates come from the directories of containers-certs.d(5), ``/etc/containers/certs.d`` and
 ``/etc/docker/certs.d``. Mirrors come from ``/etc/containers/registries.conf.d``. Only what an
 installation writes there is read: a prefix of whole path components, and mirrors that may be
-limited to digests (containers-registries.conf.d(5)). The texts of errors are those of the
-containers/image library, which the agent reads.
+limited to digests (containers-registries.conf.d(5)). The proxy is that of ``/etc/mco/proxy.env``,
+which programs receive from the agent, and rpm-ostreed from a drop-in of the package. The texts of
+errors are those of the containers/image library, which the agent reads.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from treenail.clocks import SystemClock, parse_rfc3339
+from treenail.host.system.proxies import PROXY_FILE, parse_proxies
 from treenail.registry.authorization import Login
 from treenail.registry.client import RegistryClient
 from treenail.registry.errors import (
@@ -31,6 +33,7 @@ from treenail.registry.errors import (
 )
 from treenail.registry.images import ResolvedImage, resolve_image
 from treenail.registry.names import Descriptor
+from treenail.registry.proxies import ProxySettings, read_proxy_settings
 from treenail.registry.transport import TlsSettings
 from treenail_lab.images import ARCHITECTURE, CatalogueLayer, Credential, Image
 from treenail_lab.machine.ostree.steps import OperationError
@@ -175,6 +178,7 @@ class RemoteImages:
             SystemClock(),
             login=login,
             tls=TlsSettings(ca_pem=self._read_certificates(source.host)),
+            proxies=self._read_proxies(),
         )
         try:
             yield client
@@ -190,6 +194,10 @@ class RemoteImages:
             for file in sorted((self._root / place / host).glob("*.crt"))
         ]
         return "\n".join(file.read_text("ascii") for file in files)
+
+    def _read_proxies(self) -> ProxySettings:
+        file = self._root / PROXY_FILE[1:]
+        return read_proxy_settings(parse_proxies(file.read_text()) if file.exists() else {})
 
     def _translate(self, error: RegistryError) -> str:
         for kind, text in _TEXTS:

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.registry.images import make_client, push_image
+from tests.registry.test_proxies import NAME, TunnelProxy
 from treenail.config.bootstrap_registry import (
     MIRROR_FILE,
     BootstrapRegistryRecord,
     format_mirror_file,
 )
+from treenail.host.system.proxies import PROXY_FILE
+from treenail_lab.image_builds import CERTIFICATES
 from treenail_lab.images import ImageCatalogue, save_catalogue
 from treenail_lab.lifetime.interpreter import PYTHON_MODULE, build_python_path
 from treenail_lab.machine.container.pull import open_image, open_remote
@@ -102,6 +105,28 @@ def test_image_of_a_mirror_keeps_its_final_name(registry: RegistryService, tmp_p
     (tmp_path / MIRROR_FILE[1:]).unlink()
     with pytest.raises(OperationError):
         open_remote(pull_spec, tmp_path).resolve()
+
+
+# tests/integration/test_proxy.py has the real skopeo.
+@pytest.mark.process
+def test_image_is_pulled_through_the_proxy_of_the_machine(
+    registry: RegistryService, tmp_path: Path
+) -> None:
+    pushed = push_image(make_client(registry), repository="example/os", tag="latest")
+    host = f"{NAME}:{registry.port}"
+    with TunnelProxy() as proxy:
+        for name, content in {
+            f"{CERTIFICATES}/{host}/ca.crt": registry.ca_file.read_bytes(),
+            "etc/ostree/auth.json": registry.make_auth_json(PULLER, host=host),
+            PROXY_FILE[1:]: f"HTTPS_PROXY=http://{proxy.address}\n".encode(),
+        }.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        image = open_remote(f"{host}/example/os@{pushed.digest}", tmp_path).resolve()
+        assert image.digest == pushed.digest
+        assert all(head.startswith(f"CONNECT {host} ") for head in proxy.heads)
+        assert proxy.heads
 
 
 @pytest.mark.parametrize(
