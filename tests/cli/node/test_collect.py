@@ -158,6 +158,34 @@ def test_collect_machine_shows_no_secret_in_any_form(root: Path, tmp_path: Path)
     assert canaries.find_leaks(content) == []
 
 
+# Also of the logins before the last change, and of the proxy.
+SECRET_FILES = (
+    "etc/ostree/auth.json",
+    "etc/mco/proxy.env",
+    "etc/mco/internal-registry-pull-secret.json",
+    "var/lib/kubelet/config.json",
+    "etc/kubernetes/kubeconfig",
+    "var/lib/kubelet/kubeconfig",
+    "var/lib/treenail/auth.json",
+    "var/lib/treenail/pull-secret.good.json",
+)
+
+
+@pytest.mark.process
+def test_collect_machine_withholds_the_words_of_each_secret_file(
+    root: Path, tmp_path: Path
+) -> None:
+    words = {path: f"correct/horse{number}" for number, path in enumerate(SECRET_FILES)}
+    write_files(root, {path: f"user: a\npassword: {word}\n" for path, word in words.items()})
+    (tmp_path / "journal").write_text("\n".join(f"tried {word}" for word in words.values()))
+    environ = write_programs(tmp_path / "bin", journalctl=f"cat {tmp_path / 'journal'}")
+    bundle, stream = open_bundle()
+    collect_parts(bundle, Machine(Root(root), clock=FakeClock(), environ=environ), None)
+    bundle.close()
+    shown = read_parts(stream.getvalue())["journal/treenail.service"].decode()
+    assert shown.splitlines() == ["tried <withheld>"] * len(words)
+
+
 @pytest.mark.process
 def test_archive_file_is_private_and_replaces_nothing(tmp_path: Path) -> None:
     path = str(tmp_path / "x.tar.gz")

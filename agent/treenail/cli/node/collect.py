@@ -40,7 +40,8 @@ JOURNAL_UNITS = (
 )
 _SECRET_FILES = (
     AUTH_FILE, LOGIN_HISTORY, node_paths.REGISTRY_PULL_SECRET, node_paths.KUBECONFIG,
-    "/var/lib/kubelet/config.json", "/etc/ostree/auth.json", "/etc/mco/proxy.env",
+    "/var/lib/kubelet/config.json", "/var/lib/kubelet/kubeconfig", "/etc/ostree/auth.json",
+    "/etc/mco/proxy.env",
 )  # fmt: skip
 _MOUNT_PATHS = ("/", "/boot", "/sysroot", "/var")
 _ANNOTATION_PREFIXES = ("machineconfiguration.openshift.io/", "treenail.io/")
