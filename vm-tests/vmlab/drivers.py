@@ -256,7 +256,8 @@ def _command(hardware: Hardware) -> list[str]:
         "-cpu", "host" if kvm else PROCESSOR,
         "-m", str(MEMORY_MIB), "-smp", str(processors()),
         *_disk(hardware),
-        "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=",
+        # The name that its DHCP server gives.
+        "-netdev", "user,id=net,hostname=node", "-device", "virtio-net-pci,netdev=net,romfile=",
         "-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
         "-chardev", _socket(hardware, "console"), "-serial", "chardev:console", *channels,
         "-chardev", _socket(hardware, "monitor"), "-mon", "chardev=monitor",
