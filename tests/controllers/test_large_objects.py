@@ -106,7 +106,8 @@ def test_large_objects_of_users_stop_no_controller(place: Place, kubeconfig: Pat
         wait_until(lambda: place.rendered() != before, limit_s=LIMIT_S)
         wait_until(lambda: place.at(place.rendered()) == nodes, limit_s=LIMIT_S)
         wait_until(lambda: find_started() == set(ALL), limit_s=LIMIT_S)
-        assert runtime.degraded_reason == runtime.unready_reason == ""
+        # On a busy host one list may take longer than its limit.
+        wait_until(lambda: not (runtime.degraded_reason or runtime.unready_reason), limit_s=LIMIT_S)
 
 
 BLOCKED: dict[Resource, set[str]] = {

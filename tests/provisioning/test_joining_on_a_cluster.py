@@ -344,9 +344,9 @@ def test_name_belongs_to_one_machine_on_a_cluster(joining: JoiningCluster) -> No
         for identity in list_identities(record):
             joining.remove_later(f"{SYSTEM_SECRETS}/bootstrap-token-{identity}")
         assert request("takes-over", victim, 1) == ["Denied"]
-        joining.admin.delete(f"/api/v1/nodes/{victim}").ok()
         takes_over = f"{joining.namespace}-takes-over"
         keys.clear()
+        joining.admin.delete(f"/api/v1/nodes/{victim}").ok()
         wait_until(lambda: "/" in keys, limit_s=LIMIT_S)
         controller.sync_key("/")
         controller.sync_key(takes_over)
