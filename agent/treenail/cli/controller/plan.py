@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import repeat
 
 from treenail import clocks, errors, memory
@@ -112,16 +113,21 @@ def _plan_pinned_sets(
     reader = ClusterReader(client, clock, namespace=namespace, environ=os.environ)
     until = clock.monotonic() + _REGISTRIES_S
 
+    @cache
+    def read_settings(registry: str) -> RegistrySettings:
+        """Read login, CAs and proxy from the cluster once, not for each image."""
+        return RegistrySettings(
+            reader.read_base_login(""),
+            transport.TlsSettings(ca_pem=reader.read_ca(registry)),
+            reader.read_proxy_settings(),
+            transport.RegistryLimits(1, _REQUEST_S, _REQUEST_S, _REQUEST_S),
+        )
+
     def read_layers(image: str, architecture: str) -> Iterable[names.Descriptor]:
         spec = pullspec.parse_pull_spec(image, where="a pinned image")
         if clock.monotonic() > until:
             raise errors.OverdueError(f"the registries took more than {_REGISTRIES_S:g} s")
-        settings = RegistrySettings(
-            reader.read_base_login(""),
-            transport.TlsSettings(ca_pem=reader.read_ca(spec.registry)),
-            reader.read_proxy_settings(),
-            transport.RegistryLimits(1, _REQUEST_S, _REQUEST_S, _REQUEST_S),
-        )
+        settings = read_settings(spec.registry)
         with settings.open_client(spec.registry, spec.repository, clock) as registry:
             return images.resolve_image(registry, spec.repository, spec.digest, architecture).layers
 
