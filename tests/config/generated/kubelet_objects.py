@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+from treenail.api import kinds
 from treenail.config.generated import kubelet_fields, sources
 
 Json = dict[str, Any]
@@ -81,7 +82,7 @@ def build_source(**spec: Any) -> sources.SourceObject:
 def build_object(name: str, spec: Json) -> Json:
     """Build a KubeletConfig as the API server has it."""
     return {
-        "apiVersion": sources.GROUP_VERSIONS["KubeletConfig"],
+        "apiVersion": kinds.GENERATOR_KINDS["KubeletConfig"],
         "kind": "KubeletConfig",
         "metadata": {"name": name},
         "spec": spec,

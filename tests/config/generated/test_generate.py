@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.config.generated.random_policies import make_key
-from treenail.api import machineconfig, machineconfigpool
+from treenail.api import kinds, machineconfig, machineconfigpool
 from treenail.config.generated import generate, sources
 
 ROLE = "machineconfiguration.openshift.io/role"
@@ -80,7 +80,7 @@ def make_config(name, owner=None, role="worker", files=(), annotations=None):
 
 
 def make_owner(name, kind="KubeletConfig", uid=None):
-    version = sources.GROUP_VERSIONS[kind]
+    version = kinds.GENERATOR_KINDS[kind]
     return {"apiVersion": version, "kind": kind, "name": name, "uid": uid or f"uid-{name}"}
 
 

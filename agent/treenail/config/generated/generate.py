@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from treenail import __version__, label_selector
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfigpool, object_meta
+from treenail.api import decode, kinds, machineconfigpool, object_meta
 from treenail.api.machineconfig import MachineConfig
 from treenail.config import merge, node_paths
 from treenail.config.generated import container_runtime, kubelet, policies, registries, sources
@@ -50,7 +50,7 @@ def generate_configs(
     pools: Iterable[_Pool],
     configs: Iterable[MachineConfig],
     facts: sources.ClusterFacts = sources.EMPTY_FACTS,
-    incomplete: Collection[str] = tuple(sources.GROUP_VERSIONS),
+    incomplete: Collection[str] = tuple(kinds.GENERATOR_KINDS),
 ) -> Generation:
     """Return the MachineConfigs that the objects require; ``configs`` are all of the cluster.
 
@@ -72,8 +72,8 @@ def find_generator(config: MachineConfig) -> str:
     It is Image for mirror sets and policies too, and the pool for a rendered config.
     """
     titles = _list_titles(config)
-    kinds = [owner.kind for owner in config.metadata.owner_references] + _list_kinds(titles)
-    known = (kind for kind in kinds if kind in _GENERATOR_KINDS)
+    origins = [owner.kind for owner in config.metadata.owner_references] + _list_kinds(titles)
+    known = (kind for kind in origins if kind in _GENERATOR_KINDS)
     return next(known, "Image" if titles else "")
 
 
@@ -449,7 +449,7 @@ def _build_owners(
 ) -> tuple[object_meta.OwnerReference, ...]:
     if source is None or not source.metadata.uid:
         return ()  # An object from a file has no UID, and an owner reference needs one.
-    version, metadata = sources.GROUP_VERSIONS[source.kind], source.metadata
+    version, metadata = kinds.GENERATOR_KINDS[source.kind], source.metadata
     reference = object_meta.OwnerReference(version, source.kind, metadata.name, metadata.uid)
     is_controller = True if source.kind in POOL_KINDS else None
     return (replace(reference, controller=is_controller, block_owner_deletion=is_controller),)

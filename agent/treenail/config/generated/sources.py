@@ -7,18 +7,17 @@ ContainerRuntimeConfig, mirror sets, the image config of the cluster and image p
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from treenail.api import decode, kinds, machineconfig, object_meta
+from treenail.api import decode, machineconfig, object_meta
 from treenail.api.ignition.parser import parse_ignition
 from treenail.errors import ConfigError
 
-GROUP_VERSIONS = kinds.GENERATOR_KINDS
 KUBEADM_CONFIG = "kubelet-config"
 """ConfigMap in the namespace ``kube-system``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceObject:
-    """One object of a kind in `GROUP_VERSIONS`; its spec is the JSON of the user."""
+    """One object of a kind in `kinds.GENERATOR_KINDS`; its spec is the JSON of the user."""
 
     kind: str
     metadata: object_meta.ObjectMeta

@@ -13,7 +13,14 @@ from dataclasses import replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import component_names, decode, machineconfig, machineconfigpool, machineosconfig
+from treenail.api import (
+    component_names,
+    decode,
+    kinds,
+    machineconfig,
+    machineconfigpool,
+    machineosconfig,
+)
 from treenail.config.generated import generate, sources
 from treenail.controllers.render import render
 from treenail.controllers.runtime import informer_set
@@ -105,8 +112,8 @@ class GenerateController:
         }
         observed = self._configs.get_all()
         configs = [entry.config for entry in observed.values()]
-        kinds = {generate.find_generator(config) for config in configs}
-        if not objects and kinds <= {"", machineconfigpool.KIND}:
+        origins = {generate.find_generator(config) for config in configs}
+        if not objects and origins <= {"", machineconfigpool.KIND}:
             return None
         if self._is_mco_running():
             return _MCO_RETRY_S
@@ -240,7 +247,7 @@ class GenerateController:
                 source.kind,
                 source.metadata.name,
                 uid=source.metadata.uid,
-                api_version=sources.GROUP_VERSIONS[source.kind],
+                api_version=kinds.GENERATOR_KINDS[source.kind],
             )
             self._events.record_warning(regarding, "Generate", message)
 
