@@ -97,7 +97,7 @@ class MachineConfigPool(codec.JsonObject, kind=KIND, api_version=API_VERSION):
     """Name of the RolloutPolicy; empty for none."""
     os_image_stream: Annotated[str, codec.Key("spec.osImageStream.name")] = ""
     pinned_image_sets: Annotated[object_meta.ObjectNames, codec.Key("spec.pinnedImageSets")] = ()
-    """Names of the PinnedImageSets."""
+    """Names of the PinnedImageSets, which the MCO writes; treenail looks at the sets."""
     status_configuration: Annotated[PoolConfiguration, codec.Key("status.configuration")] = (
         PoolConfiguration()
     )

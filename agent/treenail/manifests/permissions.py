@@ -48,7 +48,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         # Logins and CAs, for pools whose image is a tag.
         f"controllerconfigs.{GROUP}": ("get",),
         f"machineconfigs.{GROUP}": ("get",),
-        f"machineconfigpools.{GROUP}": ("patch", *_WATCH_VERBS),
+        f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"machineconfigpools/status.{GROUP}": ("patch",),
         f"pinnedimagesets.{GROUP}": _WATCH_VERBS,
         f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": _WATCH_VERBS,

@@ -443,18 +443,12 @@ class RolloutReconciler:
             sync.record_error(error)
 
     def _copy_pinned_sets(self, sync: _PoolSync) -> None:
-        """Name the pinned image sets in the pool and on its nodes, also while it is paused."""
+        """Name the pinned image sets on the nodes of the pool, also while it is paused."""
         sets = self._caches.list_pinned_sets()
         if sets is None or sync.stale_reason or sync.pool.is_deleting:
             return
         names = [name for name in sorted(sets) if sync.pool.selects(sets[name].labels)]
         names = names[:_MAX_PINNED_SETS]
-        try:
-            if tuple(names) != sync.pool.pinned_image_sets:
-                written = self._writer.write_pinned_sets(sync.pool, names)
-                sync.pool = self._pools.record_write(sync.pool, written)
-        except ClusterError as problem:
-            sync.record_error(problem)
         wanted = ",".join(f"{name}@{sets[name].generation}" for name in names)
         changes = [
             writer.SettingsChange(node, {key.PINNED_IMAGE_SETS: wanted or None})

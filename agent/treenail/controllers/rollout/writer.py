@@ -217,28 +217,20 @@ class RolloutWriter:
         """Write the record to the pool's status and return the pool from the response."""
         stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
         patch = _build_replacement(stored, record.to_json())
-        return self._write_pool(pool, "status", {rollout_record.ROLLOUT_STATUS: patch})
+        return self._write_status(pool, {rollout_record.ROLLOUT_STATUS: patch})
 
     def write_image_tag(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
         """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
         patch = _build_replacement(pool.status.get(image_tags.TAG_STATUS), status)
-        return self._write_pool(pool, "status", {image_tags.TAG_STATUS: patch if status else None})
-
-    def write_pinned_sets(
-        self, pool: machineconfigpool.MachineConfigPool, names: Iterable[str]
-    ) -> machineconfigpool.MachineConfigPool:
-        """Name the PinnedImageSets in the pool's spec and return the pool from the response."""
-        return self._write_pool(
-            pool, "spec", {"pinnedImageSets": [{"name": name} for name in names]}
-        )
+        return self._write_status(pool, {image_tags.TAG_STATUS: patch if status else None})
 
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
     ) -> machineconfigpool.MachineConfigPool:
         """Write the locks that nodes may hold and return the pool from the response."""
-        return self._write_pool(pool, "status", {LOCKS_STATUS: [lock.to_json() for lock in locks]})
+        return self._write_status(pool, {LOCKS_STATUS: [lock.to_json() for lock in locks]})
 
     def write_status(
         self, pool: machineconfigpool.MachineConfigPool, status: pool_status.PoolStatus
@@ -247,16 +239,17 @@ class RolloutWriter:
 
         A merge patch keeps the status fields of other controllers.
         """
-        return self._write_pool(pool, "status", status.to_json())
+        return self._write_status(pool, status.to_json())
 
-    def _write_pool(
-        self, pool: machineconfigpool.MachineConfigPool, part: str, content: decode.Json
+    def _write_status(
+        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
-        metadata = {"resourceVersion": pool.metadata.resource_version}
-        body: decode.Json = {"metadata": metadata, part: content}
-        subresource = "status" if part == "status" else ""
+        body: decode.Json = {
+            "metadata": {"resourceVersion": pool.metadata.resource_version},
+            "status": status,
+        }
         response = self._client.patch(
-            resources.MACHINECONFIGPOOLS, pool.name, body, subresource=subresource
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
         )
         return pool_membership.ObservedPool.from_json(response).pool
 
