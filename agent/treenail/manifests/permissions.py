@@ -102,7 +102,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         "nodes": ("patch", *_WATCH_VERBS),
     },
     "generate": {
-        f"machineconfigs.{GROUP}": ("create", "delete", "patch", "update", *_WATCH_VERBS),
+        f"machineconfigs.{GROUP}": ("create", "delete", "get", "update", *_WATCH_VERBS),
         f"machineconfigpools.{GROUP}": _WATCH_VERBS,
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
         f"machineosconfigs.{GROUP}": _WATCH_VERBS,

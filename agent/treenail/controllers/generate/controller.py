@@ -33,7 +33,6 @@ _REFRESH_S = 600.0
 """Interval of reading what is not watched: the kubelet's configuration of kubeadm."""
 _MCO_RETRY_S = 30.0
 _MAX_MESSAGE = 2_000
-_WRITTEN_METADATA = ("annotations", "ownerReferences", "resourceVersion")
 _RESOURCES = {resource.kind: resource for resource in resources.GENERATOR_SOURCES}
 
 
@@ -195,9 +194,9 @@ class GenerateController:
                     self._client.create(resources.MACHINECONFIGS, document)
                 elif replace(present.config, metadata=config.metadata) == config:
                     # Another form of the spec's empty fields would be another generation.
-                    metadata = resources.get_object(document, "metadata")
-                    changed = {field: metadata.get(field) for field in _WRITTEN_METADATA}
-                    self._client.patch(resources.MACHINECONFIGS, name, {"metadata": changed})
+                    stored = self._client.get(resources.MACHINECONFIGS, name)
+                    document = {**stored, "metadata": document["metadata"]}
+                    self._client.update(resources.MACHINECONFIGS, name, document)
                 else:
                     self._client.update(resources.MACHINECONFIGS, name, document)
             except (errors.ForbiddenError, errors.InvalidError) as error:
