@@ -28,14 +28,20 @@ from treenail.kube.event_recorder import EventRecorder
 from treenail.kube.resources import (
     CERTIFICATESIGNINGREQUESTS,
     CONFIGMAPS,
+    CONTAINERRUNTIMECONFIGS,
     CONTROLLERCONFIGS,
+    CUSTOMRESOURCEDEFINITIONS,
+    GENERATOR_SOURCES,
     JOBS,
+    KUBELETCONFIGS,
     MACHINECONFIGNODES,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
     NODES,
+    OSIMAGESTREAMS,
+    PINNEDIMAGESETS,
     PODDISRUPTIONBUDGETS,
     PODS,
     ROLLOUTPOLICIES,
@@ -44,6 +50,7 @@ from treenail.kube.resources import (
 )
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
+from treenail.manifests import installation
 from treenail_lab.apiserver.serving.server import LabServer
 
 pytestmark = [pytest.mark.integration]
@@ -66,7 +73,7 @@ def place(kubeconfig: Path, tmp_path: Path) -> Iterator[Place]:
 def find_started() -> set[str]:
     """Return the controllers whose workers run."""
     threads = {thread.name.rpartition("-")[0] for thread in threading.enumerate()}
-    return threads & {*ALL}
+    return threads & {*ALL, "generate"}
 
 
 def make_budget(size: int) -> dict[str, Any]:
@@ -113,11 +120,11 @@ def test_large_objects_of_users_stop_no_controller(place: Place, kubeconfig: Pat
 BLOCKED: dict[Resource, set[str]] = {
     NODES: {*ALL},
     MACHINECONFIGPOOLS: {
-        "render", "rollout", "machineconfignodes", "build", "install", "approve",
+        "render", "generate", "rollout", "machineconfignodes", "build", "install", "approve",
     },
-    MACHINECONFIGS: {"render"},
-    CONTROLLERCONFIGS: {"render"},
-    MACHINEOSCONFIGS: {"rollout", "build", "install"},
+    MACHINECONFIGS: {"render", "generate"},
+    CONTROLLERCONFIGS: {"render", "generate"},
+    MACHINEOSCONFIGS: {"generate", "rollout", "build", "install"},
     MACHINEOSBUILDS: {"rollout", "build", "install"},
     ROLLOUTPOLICIES: {"rollout"},
     MACHINECONFIGNODES: {"machineconfignodes"},
@@ -127,15 +134,22 @@ BLOCKED: dict[Resource, set[str]] = {
     PODS: {"build"},
     PODDISRUPTIONBUDGETS: set(),
     CONFIGMAPS: set(),
+    **dict.fromkeys(GENERATOR_SOURCES, {"generate"}),
+    KUBELETCONFIGS: {"render", "generate"},
+    CONTAINERRUNTIMECONFIGS: {"render", "generate"},
+    OSIMAGESTREAMS: {"render"},
+    PINNEDIMAGESETS: set(),
 }  # fmt: skip
 """The controllers that a kind stops, of which one object is too large."""
-METADATA_ONLY = (SECRETS, CONFIGMAPS)
+METADATA_ONLY = (SECRETS, CONFIGMAPS, PINNEDIMAGESETS)
 NAMESPACE = "treenail"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
-    with open_lab(tmp_path_factory.mktemp("large")) as (server, _):
+    with open_lab(tmp_path_factory.mktemp("large")) as (server, client):
+        for document in installation.load_crds("crds/generate"):
+            client.create(CUSTOMRESOURCEDEFINITIONS, document)
         yield server
 
 
@@ -167,12 +181,12 @@ def test_kind_with_an_object_that_is_too_large_stops_only_who_requires_it(
         client = Client(transport, page_bytes=4_000)
         metrics = ControllerMetrics()
         known = make_controllers(client, EventRecorder(client, "a", "a", CLOCK), metrics, NAMESPACE)
-        controllers = [each for name in CONTROLLERS for each in known[name]]
+        controllers = [each for found in known.values() for each in found]
         with (
             store_large_object(lab, resource) as key,
             run_controllers(client, *controllers, metrics=metrics) as runtime,
         ):
-            expected = {*ALL} - BLOCKED[resource]
+            expected = {*ALL, "generate"} - BLOCKED[resource]
             wait_until(
                 lambda: find_started() == expected and resource.plural in runtime.degraded_reason
             )
@@ -193,6 +207,6 @@ def test_table_has_every_watched_kind(lab: LabServer) -> None:
     with open_client(lab.admin_kubeconfig) as client:
         metrics = ControllerMetrics()
         known = make_controllers(client, EventRecorder(client, "a", "a", CLOCK), metrics, NAMESPACE)
-        with run_controllers(client, *(each for name in CONTROLLERS for each in known[name])) as it:
-            wait_until(lambda: find_started() == {*ALL})
+        with run_controllers(client, *(each for found in known.values() for each in found)) as it:
+            wait_until(lambda: find_started() == {*ALL, "generate"})
             assert {*it._informers.plurals} == {resource.plural for resource in BLOCKED}

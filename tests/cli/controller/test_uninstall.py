@@ -250,7 +250,7 @@ def test_definitions_of_the_machine_config_operator_stay(place: Place, run: Run)
     code, out, _ = run("--delete-crds")
     assert code == 0
     assert "CustomResourceDefinition" not in str(read_titles(out))
-    assert out.count("the Machine Config Operator may use them") == 8
+    assert out.count("the Machine Config Operator may use them") == 18
 
 
 def test_foreign_objects_stay_and_keep_their_namespace(place: Place, run: Run) -> None:

@@ -45,7 +45,7 @@ FIELDS: dict[str, str] = {
             *(key.DRAIN_BLOCKED, key.LAST_OUTAGE, key.PROGRESS, key.PRESTAGE_CONFIG),
             *(key.PRESTAGE_IMAGE, key.PRESTAGED, key.PRESTAGE_ERROR, key.IMAGE_FILES),
             *(key.HEALTH_MODE, key.POOL_RETRY, key.BOOTSTRAP_REGISTRY),
-            key.REMOVE_BOOTSTRAP_REGISTRY,
+            *(key.REMOVE_BOOTSTRAP_REGISTRY, key.PINNED_IMAGE_SETS),
         ),
         BOUNDED,
     ),
@@ -70,6 +70,7 @@ NOT_ON_NODES = {
     *(key.PREVIOUS_FAILURE, key.ADOPTED_DATA, key.WRITTEN_BY, key.TARGET_POOL),
     *(key.RENDERED_CONFIG, key.IMAGE_CONFIG, key.IMAGE_BUILD, key.EPHEMERAL_BUILD_OBJECT),
     *(key.BUILD_KEY, key.BUILD_ATTEMPT, key.BUILD_ARCHITECTURE),
+    *(key.GENERATED_FROM, key.CONFIG_NAME_SUFFIX, key.BUILT_IN_POOL),
 }
 ANNOTATIONS = [name for name in FIELDS if name.startswith((key.PREFIX, key.OWN_PREFIX))]
 
