@@ -134,7 +134,7 @@ BLOCKED: dict[Resource, set[str]] = {
     PODS: {"build"},
     PODDISRUPTIONBUDGETS: set(),
     CONFIGMAPS: set(),
-    **dict.fromkeys(GENERATOR_SOURCES, {"generate"}),
+    **{resource: {"generate"} for resource in GENERATOR_SOURCES},
     KUBELETCONFIGS: {"render", "generate"},
     CONTAINERRUNTIMECONFIGS: {"render", "generate"},
     OSIMAGESTREAMS: {"render"},
