@@ -77,6 +77,10 @@ class LabActions:
             **self._more,
         }
 
+    def reset_pool(self) -> None:
+        """Let the agents write files again: the pool of another guide may leave that to images."""
+        self._lab.client.patch(MACHINECONFIGPOOLS, POOL, {"spec": {"imageFiles": "Write"}})
+
     def wait_until_at_rest(self) -> None:
         """Wait until every node reports Done and the pool is Updated."""
         for node in self._lab.machines:

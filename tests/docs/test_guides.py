@@ -121,6 +121,7 @@ class GuideLabs:
             return
         lab, self._lab = self._lab or GuideLab().__enter__(), None
         try:
+            lab.actions.reset_pool()
             lab.actions.wait_until_at_rest()
             yield lab
             lab.actions.wait_until_at_rest()

@@ -53,7 +53,7 @@ BOOTSTRAP_REGISTRY = "/etc/treenail/bootstrap-registry.json"
 """Record of the registry that the installation runs on the bootstrap host."""
 
 PINNED_IMAGES = "/var/lib/treenail/pinned-images"
-"""The images that the agent pinned, one a line; it exists while there are any."""
+"""The images that the agent pinned, one a line; it exists while there are any, or sets."""
 
 OWN_PATHS = ("/etc/treenail/agent.toml", BOOTSTRAP_REGISTRY, "/run/treenail", "/var/lib/treenail")
 """The agent's settings and state: a config that changed them would change its own update."""

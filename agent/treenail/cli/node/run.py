@@ -496,8 +496,13 @@ class Agent:
             return
         description = f"treenail: pin images {hashlib.sha256(sets.encode()).hexdigest()[:16]}"
         argv = (sys.executable, "-P", "-m", "treenail", *sys.argv[1:], "--pinned-images")
+        files = self._machine.files
         try:
-            if sets or self._machine.files.has_entry(node_paths.PINNED_IMAGES):
+            has_job = files.has_entry(node_paths.PINNED_IMAGES)
+            if sets or has_job:
+                if not has_job:
+                    # Without the sets a later agent must find the job that still pulls.
+                    files.write_file(node_paths.PINNED_IMAGES, b"")
                 self._machine.transient_units.start_job(_PINNED_UNIT, description, argv)
                 log.info("pulling the images of the PinnedImageSets %s", sets or "(none)")
             self._pinned_sets = sets

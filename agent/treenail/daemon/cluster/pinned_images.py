@@ -76,7 +76,7 @@ class PinnedImagesJob:
             files.write_file(node_paths.PINNED_IMAGES, "\n".join(before.union(pins)).encode())
             runtime.pin_images(pins, present & before.difference(pins))
             files.write_file(node_paths.PINNED_IMAGES, "\n".join(pins).encode())
-        if not pins:
+        if not pins and not self._sets:
             files.remove_file(node_paths.PINNED_IMAGES)
         return problems
 
