@@ -74,6 +74,8 @@ def test_config_that_breaks_a_node_reaches_no_new_machine(place: Place, tmp_path
     ):
         wait_until(lambda: place.at(place.rendered()) == nodes, limit_s=LIMIT_S)
         wait_until(lambda: fetch_own_files(serving, pool) == ["/etc/own-1"], limit_s=LIMIT_S)
+        # The status names the config that all nodes had.
+        wait_until(lambda: place.condition("Updated").get("status") == "True", limit_s=LIMIT_S)
         before = place.rendered()
         good.add(before)
 
