@@ -1,6 +1,6 @@
 """Discovery of the resources that an API server serves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from treenail import errors
 from treenail.kube import api_client, resources
@@ -33,6 +33,25 @@ def discover_resources(
                 kind, is_namespaced = str(entry.get("kind")), bool(entry.get("namespaced"))
                 found.append(resources.Resource(group, version, plural, kind, is_namespaced))
     return found, failed
+
+
+def find_served_version(client: api_client.Client, group: str, versions: Sequence[str]) -> str:
+    """Return the first of the versions that the API server serves of a group.
+
+    Raises `NotFoundError` when it serves none of them; its remedy is for a group of CRDs.
+    """
+    try:
+        listed = iter_objects(client.read_path(f"/apis/{group}").get("versions"))
+    except errors.NotFoundError:
+        listed = iter(())
+    served = [str(entry.get("version")) for entry in listed]
+    if version := next((version for version in versions if version in served), ""):
+        return version
+    actual = f"serves {', '.join(served)[:200]}" if served else "does not have the group"
+    raise errors.NotFoundError(
+        f"cannot read {group}/{' or '.join(versions)}: the API server {actual}",
+        remedy=f"run: kubectl get crds | grep {group}",
+    )
 
 
 def iter_objects(value: object) -> Iterator[api_client.Json]:

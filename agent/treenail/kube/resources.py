@@ -138,3 +138,22 @@ MACHINECONFIGURATIONS = Resource(
     "MachineConfiguration",
     namespaced=False,
 )
+
+
+def _define_hypershift_resource(plural: str, kind: str) -> Resource:
+    return Resource("hypershift.openshift.io", "v1beta1", plural, kind, namespaced=True)
+
+
+NODEPOOLS = _define_hypershift_resource("nodepools", "NodePool")
+HOSTEDCLUSTERS = _define_hypershift_resource("hostedclusters", "HostedCluster")
+HOSTEDCONTROLPLANES = _define_hypershift_resource("hostedcontrolplanes", "HostedControlPlane")
+
+
+def _define_capi_resource(plural: str, kind: str) -> Resource:
+    return Resource("cluster.x-k8s.io", "v1beta2", plural, kind, namespaced=True)
+
+
+# In the preferred version; `discovery.find_served_version` returns the one of an API server.
+MACHINES = _define_capi_resource("machines", "Machine")
+MACHINESETS = _define_capi_resource("machinesets", "MachineSet")
+MACHINEDEPLOYMENTS = _define_capi_resource("machinedeployments", "MachineDeployment")

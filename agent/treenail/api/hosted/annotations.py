@@ -1,0 +1,59 @@
+"""Annotation and label keys of HyperShift and of Cluster API, and who writes each."""
+
+from treenail.api import annotations
+
+PREFIX = "hypershift.openshift.io/"
+CAPI_PREFIX = "cluster.x-k8s.io/"
+
+NODE_POOL = PREFIX + "nodePool"
+"""``NAMESPACE/NAME`` of the NodePool; of MachineDeployments, MachineSets, Machines and Secrets.
+
+The label of the same key has the name alone.
+"""
+HOSTED_CLUSTER = PREFIX + "cluster"
+"""``NAMESPACE/NAME`` of the HostedCluster; of its HostedControlPlane."""
+SCOPE = PREFIX + "scope"
+"""Of a HostedCluster: the operator that manages it."""
+
+# Of a NodePool, written by HyperShift's NodePool controller.
+CURRENT_CONFIG = PREFIX + "nodePoolCurrentConfig"
+"""Hash of the config without the version that all nodes have."""
+CURRENT_CONFIG_VERSION = PREFIX + "nodePoolCurrentConfigVersion"
+"""Hash of config and version; of a NodePool, and of a MachineSet by the in-place upgrader."""
+CURRENT_ROLLOUT_CONFIG = PREFIX + "nodePoolCurrentRolloutConfig"
+"""Hash of what rolls nodes (hypershift#8698)."""
+CURRENT_TEMPLATE = PREFIX + "nodePoolPlatformMachineTemplate"
+
+# Of a MachineSet. The NodePool controller writes the target and the limit.
+TARGET_CONFIG_VERSION = PREFIX + "nodePoolTargetConfigVersion"
+MAX_UNAVAILABLE = PREFIX + "nodePoolMaxUnavailable"
+UPGRADE_RUNNING = PREFIX + "nodePoolUpgradeInProgressTrue"
+UPGRADE_STOPPED = PREFIX + "nodePoolUpgradeInProgressFalse"
+"""Why the in-place upgrader stopped. Both values are messages."""
+
+RELEASE_VERSION = PREFIX + "release-version"
+"""Of a Machine, written by the in-place upgrader when its node has the release."""
+
+# Of a token Secret.
+IS_TOKEN = PREFIX + "ignition-config"
+UPGRADE_TYPE = PREFIX + "node-pool-upgrade-type"
+TOKEN_TIME = PREFIX + "last-token-generation-time"
+IGNITION_REACHED = PREFIX + "ignition-reached"
+TOKEN_EXPIRATION = PREFIX + "ignition-token-expiration-timestamp"
+
+# Labels of ConfigMaps with parts of the config, in the namespace of the control plane.
+CORE_CONFIG = PREFIX + "core-ignition-config"
+TUNING_CONFIG = PREFIX + "nto-generated-machine-config"
+
+# Labels and annotations of Machines, written by Cluster API.
+CLUSTER_NAME = CAPI_PREFIX + "cluster-name"
+SET_NAME = CAPI_PREFIX + "set-name"
+DEPLOYMENT_NAME = CAPI_PREFIX + "deployment-name"
+PAUSED = CAPI_PREFIX + "paused"
+DELETE_MACHINE = CAPI_PREFIX + "delete-machine"
+PRE_DRAIN_HOOK = "pre-drain.delete.hook.machine." + CAPI_PREFIX[:-1]
+PRE_TERMINATE_HOOK = "pre-terminate.delete.hook.machine." + CAPI_PREFIX[:-1]
+
+# Written by users, read by treenail.
+ROLLOUT_POLICY = annotations.OWN_PREFIX + "rollout-policy"
+"""Of a NodePool: the RolloutPolicy that conducts its rollouts."""
