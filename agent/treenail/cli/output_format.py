@@ -155,11 +155,15 @@ def print_table(
 
 
 def print_table_with_notes(
-    columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], notes: Iterable[Iterable[str]]
+    columns: Sequence[TableColumn],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[Iterable[str]],
+    *,
+    is_wide: bool = False,
 ) -> None:
     """Print a table, with the whole notes of a row on the lines below it."""
     width = terminal.find_width(sys.stdout)
-    lines = format_table_lines(columns, rows, width=width)
+    lines = format_table_lines(columns, rows, is_wide=is_wide, width=width)
     for line, texts in zip(lines, chain([()], notes), strict=True):
         print(line)
         for text in filter(None, texts):

@@ -208,6 +208,8 @@ class HostedCluster(codec.JsonObject, kind="HostedCluster", api_version=API_VERS
     paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
     ignition_endpoint: Annotated[str, codec.Key("status.ignitionEndpoint")] = ""
     desired_version: Annotated[str, codec.Key("status.version.desired.version")] = ""
+    desired_image: Annotated[str, codec.Key("status.version.desired.image")] = ""
+    """The release that the control plane works towards; the spec's one may be held."""
     history: _VersionHistory = ()
     """Versions of the control plane, newest first."""
     conditions: object_meta.StatusConditions = ()

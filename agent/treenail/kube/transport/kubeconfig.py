@@ -71,7 +71,29 @@ def read_kubeconfigs(
     As kubectl does, take each named entry whole from the first file that has it, and resolve its
     paths beside that file. Raises UsageError in one sentence that names the file and the key.
     """
-    merged = _MergedKubeconfig.load(paths, locate)
+    return _read_context(_MergedKubeconfig.load(paths, locate), context, locate)
+
+
+def read_kubeconfig_text(text: str, where: str) -> ApiServerConfig:
+    """Read the current context of a kubeconfig from a Secret; it may name no file.
+
+    ``where`` names the Secret in errors. Raises UsageError.
+    """
+    file = _KubeconfigSection(where, _parse_document(where, text))
+    config = _read_context(_MergedKubeconfig(where, (file,)), "", Path)
+    for key, value in (
+        ("certificate-authority", config.ca),
+        ("client-certificate", config.certificate),
+        ("client-key", config.key),
+        ("tokenFile", config.token_file),
+    ):
+        # Its author could have this process send any file of this machine to a server.
+        if value and isinstance(value, str):
+            raise file.make_error(key, "names a file", "put the contents into the kubeconfig")
+    return config
+
+
+def _read_context(merged: "_MergedKubeconfig", context: str, locate: LocatePath) -> ApiServerConfig:
     chosen = merged.find_entry("contexts", context or merged.find_current_context(), "context")
     cluster = merged.find_entry("clusters", chosen.get_required_text("cluster"), "cluster")
     user = (
@@ -246,39 +268,43 @@ def _load_document(path: str, locate: LocatePath) -> Mapping[str, object]:
             f"cannot read kubeconfig {path}: {_describe_error(error)}",
             remedy="name a readable kubeconfig",
         ) from error
-    document = _parse_json(path, text) if text.lstrip().startswith("{") else _parse_yaml(path, text)
+    return _parse_document(f"kubeconfig {path}", text)
+
+
+def _parse_document(where: str, text: str) -> Mapping[str, object]:
+    document = (
+        _parse_json(where, text) if text.lstrip().startswith("{") else _parse_yaml(where, text)
+    )
     if document is None:
         # kubectl accepts an empty file, which "kubectl config" fills.
         return {}
     if not isinstance(document, dict):
-        raise UsageError(f"kubeconfig {path} is not a mapping of keys to values", remedy=_REMEDY)
+        raise UsageError(f"{where} is not a mapping of keys to values", remedy=_REMEDY)
     return document
 
 
-def _parse_json(path: str, text: str) -> object:
+def _parse_json(where: str, text: str) -> object:
     try:
         return json.loads(text)
     except RecursionError:
-        raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY) from None
+        raise UsageError(f"{where} is nested too deeply", remedy=_REMEDY) from None
     except ValueError:
         # A YAML mapping in flow style starts with a brace too.
-        return _parse_yaml(path, text)
+        return _parse_yaml(where, text)
 
 
-def _parse_yaml(path: str, text: str) -> object:
+def _parse_yaml(where: str, text: str) -> object:
     from treenail.encoding import yaml11  # noqa: PLC0415  saves 1 MiB of memory with a JSON kubeconfig
 
     try:
-        return next(iter(yaml11.parse_yaml(text, where=path)), None)
+        return next(iter(yaml11.parse_yaml(text, where=where)), None)
     except ConfigError as error:
         if "nested" in str(error):
-            raise UsageError(f"kubeconfig {path} is nested too deeply", remedy=_REMEDY) from None
+            raise UsageError(f"{where} is nested too deeply", remedy=_REMEDY) from None
         line = _LINE.search(str(error))
-        where = f" at line {line[1]}" if line else ""
+        place = f" at line {line[1]}" if line else ""
         # Not chained: the error may quote a key or a token.
-        raise UsageError(
-            f"kubeconfig {path} is neither JSON nor YAML{where}", remedy=_REMEDY
-        ) from None
+        raise UsageError(f"{where} is neither JSON nor YAML{place}", remedy=_REMEDY) from None
 
 
 def _refuse_unsupported(cluster: _KubeconfigSection, user: _KubeconfigSection) -> None:

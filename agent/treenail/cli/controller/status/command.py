@@ -34,6 +34,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             ("print the table once", "treenail-controller status"),
             ("follow a rollout", "treenail-controller status --watch"),
             ("list what blocks the pools", _BLOCKERS_EXAMPLE),
+            ("show what NodePools wait for", "treenail-controller status --hosted"),
         ),
         formatter_class=terminal.HelpFormatter,
     )
@@ -54,6 +55,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="S",
         help="with --watch, update the table every S seconds (default: %(default)g)",
     )
+    parser.add_argument(
+        "--hosted",
+        action="store_true",
+        help="show the NodePools of HyperShift instead: what each one waits for, since when, and "
+        "the next step. POOL is NAME or NAMESPACE/NAME, and -n the namespace of the NodePools",
+    )
     # The default since --watch exists.
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     output_format.add_format_arguments(parser)
@@ -65,6 +72,11 @@ _BLOCKERS_EXAMPLE = "treenail-controller status -o json | jq '.pools[] | {name, 
 
 def print_status(arguments: argparse.Namespace) -> int:
     """Print the table; with --watch, follow it until Ctrl-C."""
+    if arguments.hosted:
+        # Imported late: it reads other kinds, and few clusters have hosted ones.
+        from treenail.cli.controller.status import hosted
+
+        return hosted.print_hosted_status(arguments)
     chosen: output_format.OutputFormat = arguments.output
     if arguments.watch and chosen is not output_format.OutputFormat.TABLE:
         raise errors.UsageError(

@@ -1,0 +1,100 @@
+"""What is known about one NodePool of HyperShift, and what could not be read.
+
+No fact has the content of a Secret: `UserDataCopy` is the result of a comparison in memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from treenail.api import node
+from treenail.api.hosted import clusterapi, nodepool
+
+
+class UserDataCopy(StrEnum):
+    """The token in the KubeVirt provider's copy of the user data, compared with the token Secret.
+
+    The provider writes the copy once (cluster-api-provider-kubevirt#169).
+    """
+
+    CURRENT = "Current"
+    PREVIOUS = "Previous"
+    """The token before the last rotation; the Ignition server still accepts it."""
+    STALE = "Stale"
+    """The Ignition server answers 511."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """A token Secret without its tokens; ``reason`` and ``message`` are the Ignition server's."""
+
+    name: str
+    has_token: bool = False
+    has_payload: bool = False
+    """True for InPlace, whose payload the Ignition server stores; not for Replace."""
+    reason: str = ""
+    """Empty until the Ignition server rendered or failed to."""
+    message: str = ""
+    rotated_at: str = ""
+    """When the token was made, in RFC 3339; empty if HyperShift did not say."""
+    expires_at: str | None = None
+    """None for a token without an end; HyperShift counts a malformed time as passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One NodePool with its objects; None and empty also mean what ``unread`` names."""
+
+    pool: nodepool.NodePool
+    cluster: nodepool.HostedCluster | None = None
+    template: clusterapi.MachineSet | clusterapi.MachineDeployment | None = None
+    """The MachineDeployment of Replace, the MachineSet of InPlace."""
+    machines: tuple[clusterapi.Machine, ...] = ()
+    core_configs: int | None = None
+    """How many ConfigMaps have the core of the config; None if they could not be counted."""
+    has_secrets: bool = False
+    """False if the Secrets of the pool were not read: a missing token is then no fact."""
+    token: TokenFacts | None = None
+    """The token Secret of the wanted hash; None if it does not exist."""
+    copies: Mapping[str, UserDataCopy] = field(default_factory=dict)
+    """The KubeVirt provider's copies that a new machine uses, by the name of the Secret."""
+    nodes: Mapping[str, node.Node] | None = None
+    """Nodes in the hosted cluster, for InPlace; None if they were not read."""
+    unread: tuple[str, ...] = ()
+    """What was not looked at, and why."""
+
+    @property
+    def wanted_hash(self) -> str:
+        """Hash that HyperShift works towards; empty before it made its first template."""
+        match self.template:
+            case clusterapi.MachineSet() as machine_set:
+                return machine_set.target_hash
+            case clusterapi.MachineDeployment() as deployment:
+                return self.pool.read_secret_hash(deployment.data_secret)
+            case None:
+                return ""
+
+    @property
+    def current_hash(self) -> str:
+        """Hash that all nodes have; empty before the first nodes exist."""
+        if isinstance(self.template, clusterapi.MachineSet):
+            return self.template.current_hash
+        return self.pool.current_hash
+
+    @property
+    def wanted_version(self) -> str:
+        return self.template.version if self.template else ""
+
+    @property
+    def control_plane(self) -> str:
+        """The namespace of the control plane; empty without a HostedCluster."""
+        return self.cluster.control_plane_namespace if self.cluster else ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadPool:
+    """A NodePool that cannot be read, such as that of a newer HyperShift."""
+
+    namespace: str
+    name: str
+    problem: str

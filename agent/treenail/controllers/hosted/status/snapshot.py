@@ -1,0 +1,317 @@
+"""Read the facts of NodePools from a management cluster of HyperShift; write nothing.
+
+Only reading the NodePools must succeed. Everything else that may not be read, does not exist or
+has an unexpected shape becomes a sentence in `PoolFacts.unread`.
+"""
+
+import base64
+import binascii
+import dataclasses
+import hmac
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from treenail import clocks, errors, sanitize
+from treenail.api import node, object_meta
+from treenail.api.hosted import annotations as hosted_key
+from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted.status import facts
+from treenail.kube import api_client, discovery, resources
+from treenail.kube.transport import kubeconfig, native
+
+T = TypeVar("T")
+_CORE_CONFIGS = {"labelSelector": f"{hosted_key.CORE_CONFIG}=true"}
+_GUEST_LIMIT_S, _GUESTS_LIMIT_S = 5.0, 20.0
+"""Limits of one request to a hosted cluster, and until the last one begins."""
+_GUEST_THREADS = 16
+_CapiObject = clusterapi.Machine | clusterapi.MachineSet | clusterapi.MachineDeployment
+_CAPI_KINDS: tuple[tuple[resources.Resource, Callable[[object], _CapiObject]], ...] = (
+    (resources.MACHINES, clusterapi.Machine.from_json),
+    (resources.MACHINESETS, clusterapi.MachineSet.from_json),
+    (resources.MACHINEDEPLOYMENTS, clusterapi.MachineDeployment.from_json),
+)
+_UNREADABLE = (errors.ClusterError, errors.ConfigError)
+
+
+def read_pools(
+    client: api_client.Client, clock: clocks.Clock, namespace: str, names: Sequence[str]
+) -> list[facts.PoolFacts | facts.UnreadPool]:
+    """Read NodePools, by default all of all namespaces.
+
+    A name is that of a NodePool, or ``NAMESPACE/NAME``. Raises `ClusterError` when the NodePools
+    cannot be read, and `UsageError` for a name that none of them has.
+    """
+    try:
+        documents = client.list(resources.NODEPOOLS, namespace=namespace).items
+    except errors.NotFoundError as error:
+        raise errors.ClusterError(
+            "the cluster has no NodePools",
+            remedy="connect to the management cluster of HyperShift with --kubeconfig",
+        ) from error
+    pools = [*map(_read_pool, documents)]
+    chosen = [pool for pool in pools if not names or {pool.name, _full_name(pool)} & {*names}]
+    known = {name for pool in chosen for name in (pool.name, _full_name(pool))}
+    if missing := [name for name in names if name not in known]:
+        listed = ", ".join(sorted(map(_full_name, pools))[:20]) or "none"
+        raise errors.UsageError(
+            f"cannot find NodePool {missing[0]}: the cluster has {listed}",
+            remedy="name one of these",
+        )
+    readable = [pool for pool in chosen if isinstance(pool, nodepool.NodePool)]
+    is_limited = bool(namespace or names)
+    found = _SnapshotReader(client, clock).read_facts(readable, is_limited=is_limited)
+    return [*found, *(pool for pool in chosen if isinstance(pool, facts.UnreadPool))]
+
+
+def _full_name(pool: nodepool.NodePool | facts.UnreadPool) -> str:
+    return f"{pool.namespace}/{pool.name}"
+
+
+def _read_pool(document: api_client.Json) -> nodepool.NodePool | facts.UnreadPool:
+    try:
+        return nodepool.NodePool.from_json(document)
+    except errors.ConfigError as error:
+        metadata = resources.get_object(document, "metadata")
+        namespace, name = str(metadata.get("namespace")), str(metadata.get("name"))
+        return facts.UnreadPool(namespace, name, sanitize.sanitize_text(str(error), limit=300))
+
+
+class _SnapshotReader:
+    """Reads the objects of some pools, and notes what it could not read."""
+
+    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._unread: dict[str, list[str]] = defaultdict(list)
+        """Sentences by namespace of a control plane or full name of a pool; "" is all pools."""
+
+    def read_facts(
+        self, pools: Sequence[nodepool.NodePool], *, is_limited: bool
+    ) -> list[facts.PoolFacts]:
+        places = sorted({pool.namespace for pool in pools}) if is_limited else [""]
+        clusters = {
+            (cluster.namespace, cluster.name): cluster
+            for place in places
+            for cluster in self._list(
+                resources.HOSTEDCLUSTERS, place, nodepool.HostedCluster.from_json
+            )
+        }
+        owners = [clusters.get((pool.namespace, pool.cluster_name)) for pool in pools]
+        if is_limited:
+            places = sorted({owner.control_plane_namespace for owner in owners if owner})
+        objects = self._read_capi_objects(places)
+        core_configs = self._count_core_configs(places)
+        found = []
+        for pool, owner in zip(pools, owners, strict=True):
+            kind = clusterapi.MachineSet if pool.is_in_place else clusterapi.MachineDeployment
+            own = objects[pool.full_name]
+            templates = (each for each in own if isinstance(each, kind))
+            pool_facts = facts.PoolFacts(
+                pool,
+                owner,
+                next((each for each in templates if each.get_controller() is None), None),
+                tuple(each for each in own if isinstance(each, clusterapi.Machine)),
+            )
+            if owner and core_configs is not None:
+                count = core_configs[owner.control_plane_namespace]
+                pool_facts = dataclasses.replace(pool_facts, core_configs=count)
+            found.append(self._add_secrets(pool_facts))
+        nodes = self._read_guests(found)
+        return [
+            dataclasses.replace(
+                pool_facts,
+                nodes=nodes.get(pool_facts.control_plane) if _needs_nodes(pool_facts) else None,
+                unread=self._list_unread(pool_facts),
+            )
+            for pool_facts in found
+        ]
+
+    def _list_unread(self, pool_facts: facts.PoolFacts) -> tuple[str, ...]:
+        keys = ("", pool_facts.control_plane or "-", pool_facts.pool.full_name)
+        return tuple(dict.fromkeys(text for name in keys for text in self._unread[name]))
+
+    def _note(self, key: str, what: str, error: Exception, *, is_guest: bool = False) -> None:
+        """Note an error; raise that of a management cluster which no longer answers."""
+        if isinstance(error, errors.UnreachableError) and not is_guest:
+            raise error
+        self._unread[key].append(sanitize.sanitize_text(f"{what}: {error}", limit=300))
+
+    def _list(
+        self, resource: resources.Resource, namespace: str, read: Callable[[object], T]
+    ) -> Iterator[T]:
+        """Yield what can be read; note the other objects, with their NodePool if they name one."""
+        try:
+            documents = self._client.list(resource, namespace=namespace).items
+        except _UNREADABLE as error:
+            self._note(namespace, f"{resource.kind}s", error)
+            return
+        for document in documents:
+            try:
+                yield read(document)
+            except errors.ConfigError as error:
+                metadata = resources.get_object(document, "metadata")
+                owner = resources.get_object(metadata, "annotations").get(hosted_key.NODE_POOL)
+                what = f"{resource.kind} {metadata.get('namespace')}/{metadata.get('name')}"
+                self._note(str(owner or metadata.get("namespace")), what, error)
+
+    def _read_capi_objects(self, places: Sequence[str]) -> dict[str, list[_CapiObject]]:
+        """Return the objects of Cluster API by the full name of their NodePool."""
+        objects: dict[str, list[_CapiObject]] = defaultdict(list)
+        try:
+            version = discovery.find_served_version(
+                self._client, clusterapi.GROUP, clusterapi.VERSIONS
+            )
+        except _UNREADABLE as error:
+            self._note("", "Machines", error)
+            return objects
+        for place in places:
+            for resource, read in _CAPI_KINDS:
+                served = dataclasses.replace(resource, version=version)
+                for value in self._list(served, place, read):
+                    objects[value.node_pool].append(value)
+        return objects
+
+    def _count_core_configs(self, places: Sequence[str]) -> Counter[str] | None:
+        counts: Counter[str] = Counter()
+        for place in places:
+            try:
+                counts.update(
+                    metadata.namespace
+                    for metadata in self._client.list_parsed(
+                        resources.CONFIGMAPS,
+                        lambda page: [object_meta.read_metadata(each) for each in page.items],
+                        namespace=place,
+                        params=_CORE_CONFIGS,
+                        has_metadata_only=True,
+                    )
+                )
+            except _UNREADABLE as error:
+                self._note("", "ConfigMaps with the core of the config", error)
+                return None
+        return counts
+
+    def _add_secrets(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
+        """Return the facts with those of the Secrets, whose contents do not leave this method."""
+        pool, namespace = pool_facts.pool, pool_facts.control_plane
+        if not namespace or not pool_facts.wanted_hash:
+            return pool_facts
+        name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}"
+        copies = {}
+        try:
+            token = self._find_secret(name, namespace)
+            for base in _list_user_data(pool_facts):
+                copy = self._find_secret(f"{base}-userdata", namespace)
+                suffix = base.removeprefix(nodepool.USER_DATA_PREFIX)
+                owner = self._find_secret(nodepool.TOKEN_PREFIX + suffix, namespace)
+                if copy is not None:
+                    copies[f"{base}-userdata"] = compare_user_data(copy, owner)
+        except _UNREADABLE as error:
+            self._note(namespace, f"Secrets of namespace {namespace}", error)
+            return pool_facts
+        return dataclasses.replace(
+            pool_facts,
+            has_secrets=True,
+            token=_read_token(name, token) if token is not None else None,
+            copies=copies,
+        )
+
+    def _find_secret(self, name: str, namespace: str) -> api_client.Json | None:
+        return self._client.find(resources.SECRETS, name, namespace=namespace)
+
+    def _read_guests(self, found: Sequence[facts.PoolFacts]) -> dict[str, dict[str, node.Node]]:
+        """Read the nodes of hosted clusters whose pools update in place, all at the same time."""
+        planes = sorted({each.control_plane for each in found if _needs_nodes(each)} - {""})
+        end = self._clock.monotonic() + _GUESTS_LIMIT_S
+        nodes = {}
+        with ThreadPoolExecutor(_GUEST_THREADS) as executor:
+            results = {plane: executor.submit(self._read_guest, plane, end) for plane in planes}
+            for plane, result in results.items():
+                try:
+                    nodes[plane] = result.result()
+                except (errors.ClusterError, errors.ConfigError, errors.UsageError) as error:
+                    what = f"nodes of the hosted cluster of namespace {plane}"
+                    self._note(plane, what, error, is_guest=True)
+        return nodes
+
+    def _read_guest(self, plane: str, end: float) -> dict[str, node.Node]:
+        if self._clock.monotonic() > end:
+            raise errors.ClusterError(f"other hosted clusters took {_GUESTS_LIMIT_S:g} s")
+        documents = self._client.list(resources.HOSTEDCONTROLPLANES, namespace=plane).items
+        planes = map(nodepool.HostedControlPlane.from_json, documents)
+        place = next((each.kubeconfig for each in planes if each.kubeconfig), None)
+        secret = self._find_secret(place.name, plane) if place else None
+        if place is None or secret is None:
+            raise errors.ClusterError("it has no kubeconfig yet")
+        text = _decode(resources.get_object(secret, "data").get(place.key))
+        config = kubeconfig.read_kubeconfig_text(text, f"Secret {plane}/{place.name}")
+        transport = native.HttpTransport(config, self._clock, connect_s=_GUEST_LIMIT_S)
+        nodes: dict[str, node.Node] = {}
+        try:
+            guest = api_client.Client(transport, limit_s=_GUEST_LIMIT_S)
+            for page in guest.list_pages(resources.NODES):
+                nodes |= {each.name: each for each in map(node.Node.from_json, page.items)}
+                if self._clock.monotonic() > end:
+                    raise errors.ClusterError(f"it did not answer within {_GUESTS_LIMIT_S:g} s")
+        finally:
+            transport.close()
+        return nodes
+
+
+def compare_user_data(copy: api_client.Json, token: api_client.Json | None) -> facts.UserDataCopy:
+    """Compare the token in a copy of the pointer config with those of the token Secret.
+
+    A copy that is no pointer config with a token is stale: no machine gets a config with it.
+    """
+    tokens = resources.get_object(token or {}, "data")
+    try:
+        document = json.loads(_decode(resources.get_object(copy, "data").get("userdata")))
+        sources = document["ignition"]["config"]["merge"]
+        headers = [header for source in sources for header in source["httpHeaders"]]
+        values = [h["value"] for h in headers if h["name"].casefold() == "authorization"]
+        bearer = str(values[0]).removeprefix("Bearer ").encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return facts.UserDataCopy.STALE
+    for name, state in (
+        ("token", facts.UserDataCopy.CURRENT),
+        ("old_token", facts.UserDataCopy.PREVIOUS),
+    ):
+        if (value := tokens.get(name)) and hmac.compare_digest(str(value).encode(), bearer):
+            return state
+    return facts.UserDataCopy.STALE
+
+
+def _list_user_data(pool_facts: facts.PoolFacts) -> list[str]:
+    """Return the Secrets whose copies new machines boot from; none unless KubeVirt copies them."""
+    if pool_facts.pool.platform != nodepool.KUBEVIRT or pool_facts.template is None:
+        return []
+    starting = {machine.data_secret for machine in pool_facts.machines if not machine.node_name}
+    return sorted({pool_facts.template.data_secret, *starting} - {""})[:10]
+
+
+def _needs_nodes(pool_facts: facts.PoolFacts) -> bool:
+    is_changing = pool_facts.wanted_hash != pool_facts.current_hash
+    return pool_facts.pool.is_in_place and bool(pool_facts.wanted_hash) and is_changing
+
+
+def _read_token(name: str, secret: api_client.Json) -> facts.TokenFacts:
+    metadata, data = object_meta.read_metadata(secret), resources.get_object(secret, "data")
+    return facts.TokenFacts(
+        name,
+        has_token=bool(data.get("token")),
+        has_payload=bool(data.get("payload")),
+        reason=_decode(data.get("reason")),
+        message=_decode(data.get("message")),
+        rotated_at=metadata.annotations.get(hosted_key.TOKEN_TIME, ""),
+        expires_at=metadata.annotations.get(hosted_key.TOKEN_EXPIRATION),
+    )
+
+
+def _decode(value: object) -> str:
+    """Return the text of a value of a Secret; empty for none, and for one that is no base64."""
+    try:
+        return base64.b64decode(str(value or ""), validate=True).decode(errors="replace")
+    except (binascii.Error, ValueError):
+        return ""

@@ -1,0 +1,526 @@
+"""What a NodePool waits for: one table of facts, with what the user reads and the next step."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.controllers.hosted.status.pool_samples import (
+    AGED,
+    NOW,
+    TOKEN,
+    YOUNG,
+    make_facts,
+    read_machine,
+    read_node,
+)
+from tests.fixtures import hosted
+from treenail.api.hosted import annotations as hosted_key
+from treenail.api.hosted import nodepool
+from treenail.controllers.hosted.status import causes
+from treenail.controllers.hosted.status.facts import UserDataCopy
+
+make_condition = hosted.make_condition
+NEW, OLD = hosted.NEW_HASH, hosted.OLD_HASH
+STARTING = {"phase": "Provisioning"}
+DRAINED = {
+    "phase": "Deleting", "nodeRef": {"name": "np-0"},
+    "deletion": {"nodeDrainStartTime": AGED},
+    "conditions": [make_condition("Deleting", "True", "DrainingNode", "Pod ns/db: no budget")],
+}  # fmt: skip
+OLD_DRAINED = {
+    "phase": "Deleting", "nodeRef": {"name": "np-0"},
+    "deprecated": {"v1beta1": {"conditions": [
+        make_condition("DrainingSucceeded", "False", "DrainingFailed", "pod ns/db"),
+    ]}},
+}  # fmt: skip
+
+
+def make_cluster(*conditions: Any, **spec: Any) -> nodepool.HostedCluster:
+    """A cluster whose desired release differs from the one of its spec."""
+    document = hosted.make_hosted_cluster(**spec)
+    document["status"]["version"]["desired"]["image"] = "quay.io/example/release:4.21.0"
+    return nodepool.HostedCluster.from_json(hosted.with_status(document, *conditions))
+
+
+HELD = make_cluster(
+    make_condition("Progressing", "False", "Blocked", "ClusterVersionUpgradeable is false"),
+    make_condition("ClusterVersionUpgradeable", "False", "AdminAckRequired", "remove v1beta3"),
+)
+STOPPED = {hosted_key.UPGRADE_STOPPED: "Node np-0 in nodepool degraded: disk\x1b[2J full"}
+NODES = {
+    "np-0": read_node("np-0", state="Degraded", reason="disk full", desiredConfig=NEW),
+    "np-1": read_node("np-1", desiredDrain=f"drain-{NEW}", lastAppliedDrain=""),
+}
+NO_TOKEN: dict[str, Any] = {"token": None}
+WAITING = (read_machine("np-0", NEW, node="", status=STARTING),)
+
+CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
+    ("at rest", "Replace", {}, ("", False, ""), ""),
+    ("at rest in place", "InPlace", {"target": OLD}, ("", False, ""), ""),
+    (
+        "paused",
+        "Replace",
+        {
+            "pool": {"pausedUntil": "true"},
+            "conditions": [make_condition("ReconciliationActive", "False", "ReconciliationPaused")],
+        },
+        ("Paused", True, hosted.SINCE),
+        'patch nodepool np --type merge -p \'{"spec":{"pausedUntil":null}}\'',
+    ),
+    (
+        "paused until later",
+        "Replace",
+        {"pool": {"pausedUntil": "2026-11-28T13:00:00Z"}},
+        ("Paused", True, ""),
+        "pausedUntil",
+    ),
+    (
+        "paused until yesterday",
+        "Replace",
+        {"pool": {"pausedUntil": "2026-11-27T13:00:00Z"}},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "cluster paused",
+        "Replace",
+        {"cluster": make_cluster(pausedUntil="true")},
+        ("Paused", True, ""),
+        "patch hostedcluster one",
+    ),
+    (
+        "bad pause",
+        "Replace",
+        {"pool": {"pausedUntil": "soon"}},
+        ("InvalidPause", False, ""),
+        "null",
+    ),
+    (
+        "no cluster",
+        "Replace",
+        {"cluster": None},
+        ("ClusterMissing", True, ""),
+        "delete nodepool np",
+    ),
+    (
+        "no cluster seen",
+        "Replace",
+        {"cluster": None, "unread": ("HostedClusters: forbidden",)},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "upgrade held",
+        "Replace",
+        {"cluster": HELD},
+        ("UpgradeHeld", True, hosted.SINCE),
+        f"force-upgrade-to={hosted.RELEASE}",
+    ),
+    (
+        "upgrade held, pool of another release",
+        "Replace",
+        {"cluster": HELD, "pool": {"release": {"image": "quay.io/example/release:4.20.9"}}},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "core config, by the condition",
+        "Replace",
+        {
+            "core_configs": None,
+            "conditions": [
+                make_condition(
+                    "ValidMachineConfig",
+                    "False",
+                    "ValidationFailed",
+                    "failed to get: expected 3 core ignition configs, found 2",
+                )
+            ],
+        },
+        ("MissingCoreConfig", True, hosted.SINCE),
+        "get configmaps -l hypershift.openshift.io/core-ignition-config=true",
+    ),
+    (
+        "core config, by the count",
+        "Replace",
+        {"core_configs": 1},
+        ("MissingCoreConfig", True, ""),
+        "logs",
+    ),
+    (
+        "core config for mirrors",
+        "Replace",
+        {"core_configs": 2, "cluster": make_cluster(imageContentSources=[{"source": "a"}])},
+        ("MissingCoreConfig", True, ""),
+        "logs",
+    ),
+    ("core configs of a newer release", "Replace", {"core_configs": 2}, ("", False, ""), ""),
+    (
+        "bad config",
+        "Replace",
+        {
+            "conditions": [
+                make_condition("ValidMachineConfig", "False", "ValidationFailed", "kind x")
+            ]
+        },
+        ("ValidMachineConfig", True, hosted.SINCE),
+        "kubectl -n clusters edit nodepool np",
+    ),
+    (
+        "unknown condition",
+        "Replace",
+        {"conditions": [make_condition("ValidFuture", "False", "Nope")]},
+        ("ValidFuture", True, hosted.SINCE),
+        "describe nodepool np",
+    ),
+    (
+        "version skew",
+        "Replace",
+        {"conditions": [make_condition("SupportedVersionSkew", "False", "UnsupportedSkew")]},
+        ("SupportedVersionSkew", False, hosted.SINCE),
+        "edit nodepool np",
+    ),
+    (
+        "address conflict",
+        "Replace",
+        {"conditions": [make_condition("ClusterNetworkCIDRConflict", "True", "CIDRConflict")]},
+        ("ClusterNetworkCIDRConflict", False, hosted.SINCE),
+        "networks",
+    ),
+    (
+        "no address conflict",
+        "Replace",
+        {"conditions": [make_condition("ClusterNetworkCIDRConflict", "False", "CIDRConflict")]},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "no autoscaling",
+        "Replace",
+        {"conditions": [make_condition("AutoscalingEnabled", "False", "AsExpected")]},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "bad autoscaling",
+        "Replace",
+        {
+            "conditions": [
+                make_condition("AutoscalingEnabled", "False", "ValidationFailed", "min=0")
+            ]
+        },
+        ("AutoscalingEnabled", True, hosted.SINCE),
+        "correct spec.autoScaling",
+    ),
+    (
+        "replicas and autoscaling",
+        "Replace",
+        {"pool": {"autoScaling": {"max": 3}}},
+        ("ReplicasAndAutoscaling", False, ""),
+        "remove one",
+    ),
+    (
+        "a change that rolls no node",
+        "Replace",
+        {"conditions": [make_condition("ConfigUpdatePending", "True", "ManagementConfigDrift")]},
+        ("ConfigUpdatePending", False, hosted.SINCE),
+        "",
+    ),
+    (
+        "degraded, by the MachineSet",
+        "InPlace",
+        {
+            "target": NEW,
+            "template": {"annotations": STOPPED},
+            "conditions": [make_condition("UpdatingConfig", "False", "InplaceUpgradeFailed")],
+        },
+        ("NodeDegraded", True, hosted.SINCE),
+        "--kubeconfig one.kubeconfig annotate node np-0 machineconfiguration.openshift.io/state-",
+    ),
+    (
+        "degraded, by the node",
+        "InPlace",
+        {"target": NEW, "nodes": NODES},
+        ("NodeDegraded", True, ""),
+        "annotate node np-0 machineconfiguration.openshift.io/state-",
+    ),
+    (
+        "degraded no more",
+        "InPlace",
+        {"target": NEW, "template": {"annotations": STOPPED}, "nodes": {}},
+        ("Updating", False, ""),
+        "",
+    ),
+    (
+        "stopped for another reason",
+        "InPlace",
+        {"target": NEW, "template": {"annotations": {hosted_key.UPGRADE_STOPPED: "no pods"}}},
+        ("UpgradeStopped", True, ""),
+        "",
+    ),
+    (
+        "drain in place",
+        "InPlace",
+        {"target": NEW, "nodes": {"np-1": NODES["np-1"]}},
+        ("Draining", False, ""),
+        "get poddisruptionbudgets -A",
+    ),
+    ("token gone", "Replace", NO_TOKEN, ("TokenMissing", False, ""), "logs deployment/operator"),
+    (
+        "token gone, Secrets not read",
+        "Replace",
+        {**NO_TOKEN, "has_secrets": False},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "token gone, a machine waits",
+        "Replace",
+        {**NO_TOKEN, "machines": WAITING},
+        ("TokenMissing", True, ""),
+        "logs deployment/operator",
+    ),
+    (
+        "token expired",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, expires_at=AGED)},
+        ("TokenExpired", False, AGED),
+        f"delete secret token-np-{NEW}",
+    ),
+    (
+        "token with a malformed end",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, expires_at="soon")},
+        ("TokenExpired", False, ""),
+        "delete secret",
+    ),
+    (
+        "token that ends later",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, expires_at="2026-11-28T12:00:01Z")},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "token not renewed",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, rotated_at="2026-11-28T00:30:00.5Z")},
+        ("TokenExpired", False, "2026-11-28T11:30:00Z"),
+        "logs deployment/ignition-server",
+    ),
+    (
+        "payload of a bad config",
+        "Replace",
+        {
+            "token": dataclasses.replace(
+                TOKEN, reason="InvalidConfig", message="token: eyJhbGciOi.x.y", has_payload=False
+            ),
+            "machines": WAITING,
+        },
+        ("PayloadMissing", True, AGED),
+        "logs deployment/ignition-server",
+    ),
+    (
+        "payload of Replace is not stored",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, has_payload=False)},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "payload of InPlace is stored",
+        "InPlace",
+        {"target": NEW, "token": dataclasses.replace(TOKEN, has_payload=False)},
+        ("PayloadMissing", True, AGED),
+        "logs",
+    ),
+    (
+        "payload, by the condition",
+        "Replace",
+        {
+            **NO_TOKEN,
+            "has_secrets": False,
+            "conditions": [make_condition("ValidGeneratedPayload", "False", "InvalidConfig", "x")],
+        },
+        ("PayloadMissing", False, hosted.SINCE),
+        "logs",
+    ),
+    (
+        "payload made since the condition",
+        "Replace",
+        {"conditions": [make_condition("ValidGeneratedPayload", "False", "InvalidConfig", "x")]},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "stale copy",
+        "Replace",
+        {"copies": {f"user-data-np-{OLD}-userdata": UserDataCopy.STALE}},
+        ("StaleUserData", False, ""),
+        f"kubectl -n clusters-one delete secret user-data-np-{OLD}-userdata",
+    ),
+    (
+        "stale copy, a machine waits",
+        "Replace",
+        {"copies": {"a": UserDataCopy.STALE}, "machines": WAITING},
+        ("StaleUserData", True, ""),
+        "delete secret a",
+    ),
+    (
+        "copy before the rotation",
+        "Replace",
+        {"copies": {"a": UserDataCopy.PREVIOUS}},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "endless drain",
+        "Replace",
+        {"machines": (read_machine("np-0", deleting=YOUNG, status=DRAINED),)},
+        ("Draining", True, AGED),
+        "annotate machine np-0 machine.cluster.x-k8s.io/exclude-node-draining=",
+    ),
+    (
+        "endless drain of v1beta1",
+        "Replace",
+        {"machines": (read_machine("np-0", deleting=AGED, status=OLD_DRAINED),)},
+        ("Draining", True, AGED),
+        "exclude-node-draining=",
+    ),
+    (
+        "young drain",
+        "Replace",
+        {"machines": (read_machine("np-0", deleting=YOUNG, status=OLD_DRAINED),)},
+        ("Draining", False, YOUNG),
+        "",
+    ),
+    (
+        "deletion without a drain",
+        "Replace",
+        {"machines": (read_machine("np-0", deleting=AGED),)},
+        ("Deleting", True, AGED),
+        "describe machine np-0",
+    ),
+    (
+        "failed machine",
+        "Replace",
+        {"machines": (read_machine("np-0", status={"phase": "Failed"}, node=""),)},
+        ("MachineFailed", True, AGED),
+        "describe machine np-0",
+    ),
+    (
+        "machine starts",
+        "Replace",
+        {"machines": (read_machine("np-0", node="", status=STARTING, created=YOUNG),)},
+        ("MachineStarting", False, YOUNG),
+        "",
+    ),
+    (
+        "machine does not join",
+        "Replace",
+        {"machines": WAITING},
+        ("MachineStarting", True, AGED),
+        "np-0",
+    ),
+    (
+        "Ignition not reached",
+        "Replace",
+        {
+            "machines": WAITING,
+            "conditions": [
+                make_condition("ReachedIgnitionEndpoint", "False", "ignitionNotReached")
+            ],
+        },
+        ("IgnitionNotReached", True, AGED),
+        "curl -k",
+    ),
+    (
+        "unready machine",
+        "Replace",
+        {
+            "machines": (
+                read_machine(
+                    "np-0",
+                    status={
+                        "phase": "Running",
+                        "nodeRef": {"name": "n"},
+                        "conditions": [make_condition("NodeHealthy", "Unknown", "NodeGone")],
+                    },
+                ),
+            )
+        },
+        ("MachineNotReady", True, hosted.SINCE),
+        "describe machine np-0",
+    ),
+    (
+        "no node selected",
+        "InPlace",
+        {"target": NEW, "template": {"limit": "-1"}},
+        ("NoNodeSelected", True, ""),
+        "correct spec.management",
+    ),
+    (
+        "conducted",
+        "InPlace",
+        {
+            "target": NEW,
+            "template": {"limit": "-1"},
+            "pool": {"annotations": {hosted_key.ROLLOUT_POLICY: "slow"}},
+        },
+        ("NoNodeSelected", False, ""),
+        "",
+    ),
+    (
+        "replace by hand",
+        "Replace",
+        {"target": NEW, "template": {"strategy": "OnDelete"}},
+        ("WaitsForDeletion", True, ""),
+        "kubectl -n clusters-one delete machine np-0",
+    ),
+    (
+        "rolling",
+        "Replace",
+        {"target": NEW, "conditions": [make_condition("UpdatingConfig", "True")]},
+        ("Updating", False, hosted.SINCE),
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("upgrade_type", "changes", "expected", "step"),
+    [case[1:] for case in CASES],
+    ids=[case[0] for case in CASES],
+)
+def test_first_cause_of_a_pool(
+    upgrade_type: str, changes: dict[str, Any], expected: tuple[str, bool, str], step: str
+) -> None:
+    found = causes.find_causes(make_facts(upgrade_type, **changes), NOW)
+    first = found[0] if found else causes.Cause("", "", "", "", is_blocking=False)
+    assert (first.kind, first.is_blocking, first.since) == expected
+    assert step in first.next_step
+    assert bool(step) is bool(first.next_step)
+    for cause in found:
+        assert cause.message.isprintable()
+        assert len(cause.message) <= 400
+        assert "eyJ" not in cause.message
+
+
+def test_many_machines_are_counted() -> None:
+    machines = tuple(read_machine(f"np-{n}", node="", status=STARTING) for n in range(9))
+    found = causes.find_causes(make_facts(machines=machines), NOW)
+    assert [cause.message for cause in found][-1] == "and 6 more machines"
+    assert len(found) == 4
+
+
+def test_name_of_a_node_cannot_change_the_command() -> None:
+    nodes = {"x; rm -rf /": read_node("x; rm -rf /", state="Degraded")}
+    found = causes.find_causes(make_facts("InPlace", target=NEW, nodes=nodes), NOW)
+    assert "annotate node 'x; rm -rf /' machineconfiguration" in found[0].next_step
+
+
+def test_long_text_is_cut() -> None:
+    condition = make_condition("ValidMachineConfig", "False", "ValidationFailed", "x" * 100_000)
+    found = causes.find_causes(make_facts(conditions=[condition]), NOW)
+    assert len(found[0].message) == 400
