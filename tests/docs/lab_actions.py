@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.docs.guide import FILE, read_guide
 from tests.docs.lab_shell import LabShells
+from tests.fixtures import hosted
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.decode import Fields
@@ -74,6 +75,7 @@ class LabActions:
             r"(\S+) has the file (\S+) of (\S+)": self._copy_file,
             "the nodes have managed a file": self._manage_file,
             "the cluster is one of kubeadm": self._create_kubelet_config,
+            "the cluster is a management cluster of HyperShift": self._add_node_pools,
             **self._more,
         }
 
@@ -141,6 +143,11 @@ class LabActions:
         self._lab.client.delete(MACHINECONFIGS, name)
         self._wait_for_render(name)
         self.wait_until_at_rest()
+
+    def _add_node_pools(self) -> None:
+        hosted.install_hosted_kinds(self._lab.client)
+        pool = hosted.build_waiting_pool("first-token", "renewed-token")
+        hosted.add_hosted_cluster(self._lab.client, *pool)
 
     def _create_kubelet_config(self) -> None:
         text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"

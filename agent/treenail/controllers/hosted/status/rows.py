@@ -12,7 +12,8 @@ from typing import Annotated
 
 from treenail.api import annotations as key
 from treenail.api.hosted import clusterapi
-from treenail.controllers.hosted.status import causes, facts
+from treenail.controllers.hosted.status import causes as pool_causes
+from treenail.controllers.hosted.status import facts
 from treenail.encoding import codec
 
 DOCUMENT_KIND = "HostedPoolStatusList"
@@ -62,7 +63,7 @@ class PoolRow(codec.WrittenObject):
     replicas: int | None = None
     """None with autoscaling."""
     machines: Mapping[str, MachineState] = field(default_factory=dict)
-    causes: tuple[causes.Cause, ...] = ()
+    causes: tuple[pool_causes.Cause, ...] = ()
     unread: Annotated[tuple[str, ...], codec.Key("notRead")] = ()
     """What was not looked at, and why."""
 
@@ -96,7 +97,7 @@ def build_document(rows: Sequence[PoolRow]) -> dict[str, object]:
 
 def _build_unread_row(pool: facts.UnreadPool) -> PoolRow:
     step = "update treenail, or correct the object"
-    cause = causes.Cause("Unreadable", f"cannot read the NodePool: {pool.problem}", "", step)
+    cause = pool_causes.Cause("Unreadable", f"cannot read the NodePool: {pool.problem}", "", step)
     return PoolRow(pool.namespace, pool.name, PoolState.UNKNOWN, causes=(cause,))
 
 
@@ -105,7 +106,7 @@ def _build_row(pool_facts: facts.PoolFacts, now: float) -> PoolRow:
     machines = {
         machine.name: _find_machine_state(pool_facts, machine) for machine in pool_facts.machines
     }
-    found = causes.find_causes(pool_facts, now)
+    found = pool_causes.find_causes(pool_facts, now)
     return PoolRow(
         pool.namespace,
         pool.name,
@@ -127,7 +128,7 @@ def _build_row(pool_facts: facts.PoolFacts, now: float) -> PoolRow:
 def _find_state(
     pool_facts: facts.PoolFacts,
     machines: Mapping[str, MachineState],
-    found: Sequence[causes.Cause],
+    found: Sequence[pool_causes.Cause],
 ) -> PoolState:
     kinds = [cause.kind for cause in found if cause.is_blocking]
     if "Paused" in kinds:
@@ -156,7 +157,7 @@ def _find_machine_state(pool_facts: facts.PoolFacts, machine: clusterapi.Machine
         is_new = machine.data_secret.endswith(f"-{pool_facts.wanted_hash}")
         state = MachineState.UPDATED if is_new else MachineState.OLD
     is_settled = state in {MachineState.UPDATED, MachineState.OLD, MachineState.JOINED}
-    if is_settled and causes.find_bad_condition(machine) is not None:
+    if is_settled and pool_causes.find_bad_condition(machine) is not None:
         return MachineState.NOT_READY
     return state
 

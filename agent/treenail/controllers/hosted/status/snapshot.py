@@ -24,7 +24,7 @@ from treenail.kube.transport import kubeconfig, native
 
 T = TypeVar("T")
 _CORE_CONFIGS = {"labelSelector": f"{hosted_key.CORE_CONFIG}=true"}
-_GUEST_LIMIT_S, _GUESTS_LIMIT_S = 5.0, 20.0
+GUEST_LIMIT_S, _GUESTS_LIMIT_S = 5.0, 20.0
 """Limits of one request to a hosted cluster, and until the last one begins."""
 _GUEST_THREADS = 16
 _CapiObject = clusterapi.Machine | clusterapi.MachineSet | clusterapi.MachineDeployment
@@ -247,10 +247,10 @@ class _SnapshotReader:
             raise errors.ClusterError("it has no kubeconfig yet")
         text = _decode(resources.get_object(secret, "data").get(place.key))
         config = kubeconfig.read_kubeconfig_text(text, f"Secret {plane}/{place.name}")
-        transport = native.HttpTransport(config, self._clock, connect_s=_GUEST_LIMIT_S)
+        transport = native.HttpTransport(config, self._clock, connect_s=GUEST_LIMIT_S)
         nodes: dict[str, node.Node] = {}
         try:
-            guest = api_client.Client(transport, limit_s=_GUEST_LIMIT_S)
+            guest = api_client.Client(transport, limit_s=GUEST_LIMIT_S)
             for page in guest.list_pages(resources.NODES):
                 nodes |= {each.name: each for each in map(node.Node.from_json, page.items)}
                 if self._clock.monotonic() > end:
