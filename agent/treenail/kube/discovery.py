@@ -36,21 +36,14 @@ def discover_resources(
 
 
 def find_served_version(client: api_client.Client, group: str, versions: Sequence[str]) -> str:
-    """Return the first of the versions that the API server serves of a group.
-
-    Raises `NotFoundError` when it serves none of them; its remedy is for a group of CRDs.
-    """
-    try:
-        listed = iter_objects(client.read_path(f"/apis/{group}").get("versions"))
-    except errors.NotFoundError:
-        listed = iter(())
+    """Return the first of the versions that the API server serves; raise `NotFoundError`."""
+    listed = iter_objects(client.read_path(f"/apis/{group}").get("versions"))
     served = [str(entry.get("version")) for entry in listed]
     if version := next((version for version in versions if version in served), ""):
         return version
-    actual = f"serves {', '.join(served)[:200]}" if served else "does not have the group"
     raise errors.NotFoundError(
-        f"cannot read {group}/{' or '.join(versions)}: the API server {actual}",
-        remedy=f"run: kubectl get crds | grep {group}",
+        f"the API server serves {group}/{', '.join(served):.200}, not {' or '.join(versions)}",
+        remedy=f"update treenail, or run: kubectl get crds | grep {group}",
     )
 
 

@@ -140,20 +140,16 @@ MACHINECONFIGURATIONS = Resource(
 )
 
 
-def _define_hypershift_resource(plural: str, kind: str) -> Resource:
-    return Resource("hypershift.openshift.io", "v1beta1", plural, kind, namespaced=True)
+def _define_hosted_resource(group: str, version: str, kind: str) -> Resource:
+    return Resource(group, version, f"{kind.lower()}s", kind, namespaced=True)
 
 
-NODEPOOLS = _define_hypershift_resource("nodepools", "NodePool")
-HOSTEDCLUSTERS = _define_hypershift_resource("hostedclusters", "HostedCluster")
-HOSTEDCONTROLPLANES = _define_hypershift_resource("hostedcontrolplanes", "HostedControlPlane")
-
-
-def _define_capi_resource(plural: str, kind: str) -> Resource:
-    return Resource("cluster.x-k8s.io", "v1beta2", plural, kind, namespaced=True)
-
-
-# In the preferred version; `discovery.find_served_version` returns the one of an API server.
-MACHINES = _define_capi_resource("machines", "Machine")
-MACHINESETS = _define_capi_resource("machinesets", "MachineSet")
-MACHINEDEPLOYMENTS = _define_capi_resource("machinedeployments", "MachineDeployment")
+_HYPERSHIFT = ("hypershift.openshift.io", "v1beta1")
+NODEPOOLS = _define_hosted_resource(*_HYPERSHIFT, "NodePool")
+HOSTEDCLUSTERS = _define_hosted_resource(*_HYPERSHIFT, "HostedCluster")
+HOSTEDCONTROLPLANES = _define_hosted_resource(*_HYPERSHIFT, "HostedControlPlane")
+# In the preferred version; `discovery.find_served_version` returns that of an API server.
+_CLUSTER_API = ("cluster.x-k8s.io", "v1beta2")
+MACHINES = _define_hosted_resource(*_CLUSTER_API, "Machine")
+MACHINESETS = _define_hosted_resource(*_CLUSTER_API, "MachineSet")
+MACHINEDEPLOYMENTS = _define_hosted_resource(*_CLUSTER_API, "MachineDeployment")

@@ -115,16 +115,16 @@ def test_both_versions_of_cluster_api_become_the_same_value(
         ),
         (
             clusterapi.Machine, hosted.make_machine("m-0"), "apiVersion", "cluster.x-k8s.io/v1",
-            "Machine.apiVersion: expected v1beta2 or v1beta1 of cluster.x-k8s.io, found ",
+            "apiVersion: expected v1beta2 or v1beta1 of cluster.x-k8s.io, found ",
         ),
         (
             clusterapi.MachineSet, hosted.make_machine_set(), "kind", "Machine",
-            "MachineSet: kind: expected MachineSet, found ",
+            "kind: expected MachineSet, found ",
         ),
         (
             clusterapi.MachineSet, hosted.make_machine_set(), "spec.selector.matchExpressions",
             [{"key": "a", "operator": "Near"}],
-            "MachineSet.spec.selector.matchExpressions[0].operator: expected one of ",
+            "spec.selector.matchExpressions[0].operator: expected one of ",
         ),
     ],
 )  # fmt: skip

@@ -22,7 +22,6 @@ CURRENT_CONFIG_VERSION = PREFIX + "nodePoolCurrentConfigVersion"
 """Hash of config and version; of a NodePool, and of a MachineSet by the in-place upgrader."""
 CURRENT_ROLLOUT_CONFIG = PREFIX + "nodePoolCurrentRolloutConfig"
 """Hash of what rolls nodes (hypershift#8698)."""
-CURRENT_TEMPLATE = PREFIX + "nodePoolPlatformMachineTemplate"
 
 # Of a MachineSet. The NodePool controller writes the target and the limit.
 TARGET_CONFIG_VERSION = PREFIX + "nodePoolTargetConfigVersion"
@@ -35,24 +34,16 @@ RELEASE_VERSION = PREFIX + "release-version"
 """Of a Machine, written by the in-place upgrader when its node has the release."""
 
 # Of a token Secret.
-IS_TOKEN = PREFIX + "ignition-config"
-UPGRADE_TYPE = PREFIX + "node-pool-upgrade-type"
 TOKEN_TIME = PREFIX + "last-token-generation-time"
-IGNITION_REACHED = PREFIX + "ignition-reached"
 TOKEN_EXPIRATION = PREFIX + "ignition-token-expiration-timestamp"
 
-# Labels of ConfigMaps with parts of the config, in the namespace of the control plane.
 CORE_CONFIG = PREFIX + "core-ignition-config"
-TUNING_CONFIG = PREFIX + "nto-generated-machine-config"
+"""Label of ConfigMaps with parts of the config, in the namespace of the control plane."""
 
-# Labels and annotations of Machines, written by Cluster API.
+# Labels of Machines, and an annotation, written by Cluster API.
 CLUSTER_NAME = CAPI_PREFIX + "cluster-name"
 SET_NAME = CAPI_PREFIX + "set-name"
-DEPLOYMENT_NAME = CAPI_PREFIX + "deployment-name"
 PAUSED = CAPI_PREFIX + "paused"
-DELETE_MACHINE = CAPI_PREFIX + "delete-machine"
-PRE_DRAIN_HOOK = "pre-drain.delete.hook.machine." + CAPI_PREFIX[:-1]
-PRE_TERMINATE_HOOK = "pre-terminate.delete.hook.machine." + CAPI_PREFIX[:-1]
 
 # Written by users, read by treenail.
 ROLLOUT_POLICY = annotations.OWN_PREFIX + "rollout-policy"

@@ -6,9 +6,8 @@ v1beta2 has in ``status.deprecated.v1beta1``. Either may be empty.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Self, cast
 
 from treenail import label_selector
 from treenail.api import decode, object_meta
@@ -24,8 +23,6 @@ _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-
 _PART = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(h|ms|m|s|us|µs|ns)"
 _DURATION = re.compile(rf"0|(?:{_PART})+")
 _PARTS = re.compile(_PART)
-
-_T = TypeVar("_T")
 
 
 def _read_duration(text: str) -> float:
@@ -49,34 +46,41 @@ CountOrPercent = Annotated[
 
 
 class ConditionType:
-    """Condition types of Machines in v1beta2."""
+    """Condition types of Machines."""
 
-    READY = "Ready"
-    AVAILABLE = "Available"
     NODE_HEALTHY = "NodeHealthy"
-    NODE_READY = "NodeReady"
-    BOOTSTRAP_READY = "BootstrapConfigReady"
-    INFRASTRUCTURE_READY = "InfrastructureReady"
     DELETING = "Deleting"
-    DRAINING = "DrainingSucceeded"
-    """Of v1beta1; v1beta2 has it as a reason of Deleting."""
+    DRAINING_SUCCEEDED = "DrainingSucceeded"
+    """Of v1beta1; v1beta2 has the reason DrainingNode of Deleting."""
 
 
 _NewConditions = object_meta.StatusConditions
-_OldConditions = Annotated[
-    tuple[object_meta.Condition, ...], codec.Key("status.deprecated.v1beta1.conditions")
-]
-_NewConditionsInV1Beta1 = Annotated[
-    tuple[object_meta.Condition, ...], codec.Key("status.v1beta2.conditions")
-]
-_TEMPLATE = "spec.template.spec."
+_Conditions = tuple[object_meta.Condition, ...]
+_OldConditions = Annotated[_Conditions, codec.Key("status.deprecated.v1beta1.conditions")]
+_NewConditionsInV1Beta1 = Annotated[_Conditions, codec.Key("status.v1beta2.conditions")]
+_Failure = Annotated[str, codec.Key("status.deprecated.v1beta1.failureMessage")]
+_FailureInV1Beta1 = Annotated[str, codec.Key("status.failureMessage")]
+_SPEC, _TEMPLATE = "spec.", "spec.template.spec."
+_DRAIN, _DRAIN_IN_V1BETA1 = "deletion.nodeDrainTimeoutSeconds", "nodeDrainTimeout"
 
 
-class _PoolObject:
+class _PoolObject(codec.JsonObject):
     """What all of these objects have in a hosted cluster."""
 
     __slots__ = ()
     metadata: object_meta.ObjectMeta
+
+    @classmethod
+    def from_json(cls, document: object, where: str = "") -> Self:
+        """Read an object of either version; raise `ConfigError`."""
+        version = decode.Fields.from_json(document, where).get_text("apiVersion")
+        if version == f"{GROUP}/{VERSIONS[0]}":
+            return cast("Self", codec.read_value(cls, document, where))
+        if version != f"{GROUP}/{VERSIONS[1]}":
+            expected = f"expected {' or '.join(VERSIONS)} of {GROUP}, found {version!r:.60}"
+            raise ConfigError(f"{json_values.join_path(where, 'apiVersion')}: {expected}")
+        value = codec.read_value(_IN_V1BETA1[cls], document, where)
+        return cls(**{each.name: getattr(value, each.name) for each in fields(cast("Any", cls))})
 
     @property
     def name(self) -> str:
@@ -111,7 +115,7 @@ class _PoolObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(_PoolObject, codec.JsonObject, kind="Machine"):
+class Machine(_PoolObject, kind="Machine"):
     """Snapshot of a Machine."""
 
     metadata: object_meta.ObjectMeta
@@ -119,66 +123,54 @@ class Machine(_PoolObject, codec.JsonObject, kind="Machine"):
     data_secret: Annotated[str, codec.Key("spec.bootstrap.dataSecretName")] = ""
     """Secret with the user data that the machine booted from; for Replace its name has the hash."""
     version: Annotated[str, codec.Key("spec.version")] = ""
-    provider_id: Annotated[str, codec.Key("spec.providerID")] = ""
-    infrastructure_kind: Annotated[str, codec.Key("spec.infrastructureRef.kind")] = ""
-    infrastructure_name: Annotated[str, codec.Key("spec.infrastructureRef.name")] = ""
-    drain_timeout_s: Annotated[float | None, codec.Key("spec.deletion.nodeDrainTimeoutSeconds")] = (
-        None
-    )
+    drain_timeout_s: Annotated[float | None, codec.Key(_SPEC + _DRAIN)] = None
     """None and 0 mean no limit."""
     node_name: Annotated[str, codec.Key("status.nodeRef.name")] = ""
     """Node in the hosted cluster; empty until the machine joined."""
     phase: Annotated[str, codec.Key("status.phase")] = ""
     """Pending, Provisioning, Provisioned, Running, Updating, Deleting, Deleted, Failed, Unknown."""
     drain_began: Annotated[str, codec.Key("status.deletion.nodeDrainStartTime")] = ""
-    failure: Annotated[str, codec.Key("status.deprecated.v1beta1.failureMessage")] = ""
+    failure: _Failure = ""
     conditions: _NewConditions = ()
     old_conditions: _OldConditions = ()
-
-    @classmethod
-    def from_json(cls, document: object, where: str = "Machine") -> "Machine":
-        """Read an object of either version; raise `ConfigError`."""
-        return _read_version(Machine, _MachineV1Beta1, document, where)
 
 
 @dataclass(frozen=True, slots=True)
 class _MachineV1Beta1(Machine, kind="Machine"):
-    drain_timeout_s: Annotated[GoDuration | None, codec.Key("spec.nodeDrainTimeout")] = None
-    failure: Annotated[str, codec.Key("status.failureMessage")] = ""
+    drain_timeout_s: Annotated[GoDuration | None, codec.Key(_SPEC + _DRAIN_IN_V1BETA1)] = None
+    failure: _FailureInV1Beta1 = ""
     conditions: _NewConditionsInV1Beta1 = ()
     old_conditions: object_meta.StatusConditions = ()
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSet(_PoolObject, codec.JsonObject, kind="MachineSet"):
-    """Snapshot of a MachineSet; for InPlace HyperShift makes one with the name of the pool."""
+class _MachineOwner(_PoolObject):
+    """What a MachineSet and a MachineDeployment have."""
 
     metadata: object_meta.ObjectMeta
     cluster_name: Annotated[str, codec.Key("spec.clusterName")] = ""
     replicas: Annotated[int | None, codec.Key("spec.replicas")] = None
     selector: Annotated[label_selector.SelectorField | None, codec.Key("spec.selector")] = None
-    template_annotations: Annotated[
-        Mapping[str, str], codec.Key("spec.template.metadata.annotations")
-    ] = field(default_factory=dict)
     data_secret: Annotated[str, codec.Key(_TEMPLATE + "bootstrap.dataSecretName")] = ""
     version: Annotated[str, codec.Key(_TEMPLATE + "version")] = ""
-    infrastructure_kind: Annotated[str, codec.Key(_TEMPLATE + "infrastructureRef.kind")] = ""
     infrastructure_name: Annotated[str, codec.Key(_TEMPLATE + "infrastructureRef.name")] = ""
-    drain_timeout_s: Annotated[
-        float | None, codec.Key(_TEMPLATE + "deletion.nodeDrainTimeoutSeconds")
-    ] = None
+    drain_timeout_s: Annotated[float | None, codec.Key(_TEMPLATE + _DRAIN)] = None
     current_replicas: Annotated[int, codec.Key("status.replicas")] = 0
     ready_replicas: Annotated[int, codec.Key("status.readyReplicas")] = 0
     available_replicas: Annotated[int, codec.Key("status.availableReplicas")] = 0
     observed_generation: Annotated[int, codec.Key("status.observedGeneration")] = 0
-    failure: Annotated[str, codec.Key("status.deprecated.v1beta1.failureMessage")] = ""
     conditions: _NewConditions = ()
     old_conditions: _OldConditions = ()
 
-    @classmethod
-    def from_json(cls, document: object, where: str = "MachineSet") -> "MachineSet":
-        """Read an object of either version; raise `ConfigError`."""
-        return _read_version(MachineSet, _MachineSetV1Beta1, document, where)
+
+_TemplateDrainInV1Beta1 = Annotated[GoDuration | None, codec.Key(_TEMPLATE + _DRAIN_IN_V1BETA1)]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSet(_MachineOwner, kind="MachineSet"):
+    """Snapshot of a MachineSet; for InPlace HyperShift makes one with the name of the pool."""
+
+    failure: _Failure = ""
 
     @property
     def target_hash(self) -> str:
@@ -198,20 +190,16 @@ class MachineSet(_PoolObject, codec.JsonObject, kind="MachineSet"):
 
 @dataclass(frozen=True, slots=True)
 class _MachineSetV1Beta1(MachineSet, kind="MachineSet"):
-    drain_timeout_s: Annotated[GoDuration | None, codec.Key(_TEMPLATE + "nodeDrainTimeout")] = None
-    failure: Annotated[str, codec.Key("status.failureMessage")] = ""
+    drain_timeout_s: _TemplateDrainInV1Beta1 = None
+    failure: _FailureInV1Beta1 = ""
     conditions: _NewConditionsInV1Beta1 = ()
     old_conditions: object_meta.StatusConditions = ()
 
 
 @dataclass(frozen=True, slots=True)
-class MachineDeployment(_PoolObject, codec.JsonObject, kind="MachineDeployment"):
+class MachineDeployment(_MachineOwner, kind="MachineDeployment"):
     """Snapshot of a MachineDeployment; for Replace HyperShift makes one with the pool's name."""
 
-    metadata: object_meta.ObjectMeta
-    cluster_name: Annotated[str, codec.Key("spec.clusterName")] = ""
-    replicas: Annotated[int | None, codec.Key("spec.replicas")] = None
-    selector: Annotated[label_selector.SelectorField | None, codec.Key("spec.selector")] = None
     is_paused: Annotated[bool, codec.Key("spec.paused")] = False
     strategy: Annotated[str, codec.Key("spec.rollout.strategy.type")] = ""
     """``RollingUpdate`` or ``OnDelete``; empty for the default, which is RollingUpdate."""
@@ -221,28 +209,10 @@ class MachineDeployment(_PoolObject, codec.JsonObject, kind="MachineDeployment")
     max_unavailable: Annotated[
         CountOrPercent | None, codec.Key("spec.rollout.strategy.rollingUpdate.maxUnavailable")
     ] = None
-    data_secret: Annotated[str, codec.Key(_TEMPLATE + "bootstrap.dataSecretName")] = ""
-    version: Annotated[str, codec.Key(_TEMPLATE + "version")] = ""
-    infrastructure_kind: Annotated[str, codec.Key(_TEMPLATE + "infrastructureRef.kind")] = ""
-    infrastructure_name: Annotated[str, codec.Key(_TEMPLATE + "infrastructureRef.name")] = ""
-    drain_timeout_s: Annotated[
-        float | None, codec.Key(_TEMPLATE + "deletion.nodeDrainTimeoutSeconds")
-    ] = None
-    current_replicas: Annotated[int, codec.Key("status.replicas")] = 0
-    ready_replicas: Annotated[int, codec.Key("status.readyReplicas")] = 0
-    available_replicas: Annotated[int, codec.Key("status.availableReplicas")] = 0
     updated_replicas: Annotated[int, codec.Key("status.upToDateReplicas")] = 0
     """Machines that have the template of the deployment."""
-    observed_generation: Annotated[int, codec.Key("status.observedGeneration")] = 0
     phase: Annotated[str, codec.Key("status.phase")] = ""
     """ScalingUp, ScalingDown, Running, Failed or Unknown."""
-    conditions: _NewConditions = ()
-    old_conditions: _OldConditions = ()
-
-    @classmethod
-    def from_json(cls, document: object, where: str = "MachineDeployment") -> "MachineDeployment":
-        """Read an object of either version; raise `ConfigError`."""
-        return _read_version(MachineDeployment, _MachineDeploymentV1Beta1, document, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,18 +224,15 @@ class _MachineDeploymentV1Beta1(MachineDeployment, kind="MachineDeployment"):
     max_unavailable: Annotated[
         CountOrPercent | None, codec.Key("spec.strategy.rollingUpdate.maxUnavailable")
     ] = None
-    drain_timeout_s: Annotated[GoDuration | None, codec.Key(_TEMPLATE + "nodeDrainTimeout")] = None
+    drain_timeout_s: _TemplateDrainInV1Beta1 = None
     updated_replicas: Annotated[int, codec.Key("status.updatedReplicas")] = 0
     conditions: _NewConditionsInV1Beta1 = ()
     old_conditions: object_meta.StatusConditions = ()
 
 
-def _read_version(cls: type[_T], old: type[_T], document: object, where: str) -> _T:
-    version = decode.Fields.from_json(document, where).get_text("apiVersion")
-    if version == f"{GROUP}/{VERSIONS[0]}":
-        return cast("_T", codec.read_value(cls, document, where))
-    if version != f"{GROUP}/{VERSIONS[1]}":
-        expected = f"{where}.apiVersion: expected {' or '.join(VERSIONS)} of {GROUP}"
-        raise ConfigError(f"{expected}, found {version!r:.60}")
-    value = codec.read_value(old, document, where)
-    return cls(**{each.name: getattr(value, each.name) for each in fields(cast("type", cls))})
+_IN_V1BETA1: dict[type, type] = {
+    Machine: _MachineV1Beta1,
+    MachineSet: _MachineSetV1Beta1,
+    MachineDeployment: _MachineDeploymentV1Beta1,
+}
+"""The fields of each class as v1beta1 has them."""

@@ -3,7 +3,7 @@
 Hashes of the configuration are texts of HyperShift; treenail compares them and computes none.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
@@ -37,16 +37,11 @@ class NodePoolCondition(StrEnum):
 
     VALID_GENERATED_PAYLOAD = "ValidGeneratedPayload"
     VALID_MACHINE_CONFIG = "ValidMachineConfig"
-    VALID_RELEASE_IMAGE = "ValidReleaseImage"
-    AUTOSCALING_ENABLED = "AutoscalingEnabled"
     UPDATING_VERSION = "UpdatingVersion"
     UPDATING_CONFIG = "UpdatingConfig"
     UPDATING_TEMPLATE = "UpdatingPlatformMachineTemplate"
     CONFIG_UPDATE_PENDING = "ConfigUpdatePending"
     """hypershift#8698: a change that alone replaces no node."""
-    READY = "Ready"
-    ALL_MACHINES_READY = "AllMachinesReady"
-    ALL_NODES_HEALTHY = "AllNodesHealthy"
     RECONCILIATION_ACTIVE = "ReconciliationActive"
     REACHED_IGNITION = "ReachedIgnitionEndpoint"
 
@@ -69,8 +64,28 @@ class NodeVersion(codec.JsonObject, omits_defaults=True):
     unready: Annotated[int, codec.Key("unreadyNodeCount")] = 0
 
 
+class _ConditionOwner:
+    """What has conditions."""
+
+    __slots__ = ()
+    conditions: object_meta.StatusConditions
+    metadata: object_meta.ObjectMeta
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    def find_condition(self, condition_type: str) -> object_meta.Condition | None:
+        """Return the condition of a type; None without it."""
+        return find_condition(self.conditions, condition_type)
+
+
 @dataclass(frozen=True, slots=True)
-class NodePool(codec.JsonObject, kind="NodePool", api_version=API_VERSION):
+class NodePool(_ConditionOwner, codec.JsonObject, kind="NodePool", api_version=API_VERSION):
     """Snapshot of a NodePool."""
 
     metadata: object_meta.ObjectMeta
@@ -98,7 +113,6 @@ class NodePool(codec.JsonObject, kind="NodePool", api_version=API_VERSION):
     auto_repair: Annotated[bool, codec.Key("spec.management.autoRepair")] = False
     configs: Annotated[object_meta.ObjectNames, codec.Key("spec.config")] = ()
     """Names of ConfigMaps in the namespace of the NodePool."""
-    tuning_configs: Annotated[object_meta.ObjectNames, codec.Key("spec.tuningConfig")] = ()
     drain_timeout_s: Annotated[clusterapi.GoDuration | None, codec.Key("spec.nodeDrainTimeout")] = (
         None
     )
@@ -106,9 +120,6 @@ class NodePool(codec.JsonObject, kind="NodePool", api_version=API_VERSION):
     paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
     arch: Annotated[str, codec.Key("spec.arch")] = ""
     os_image_stream: Annotated[str, codec.Key("spec.osImageStream.name")] = ""
-    node_labels: Annotated[Mapping[str, str], codec.Key("spec.nodeLabels")] = field(
-        default_factory=dict
-    )
     current_replicas: Annotated[int, codec.Key("status.replicas")] = 0
     version: Annotated[str, codec.Key("status.version")] = ""
     """The version that all nodes have."""
@@ -116,14 +127,6 @@ class NodePool(codec.JsonObject, kind="NodePool", api_version=API_VERSION):
         tuple[NodeVersion, ...], codec.Key("status.nodesInfo.nodeVersions")
     ] = ()
     conditions: object_meta.StatusConditions = ()
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
 
     @property
     def full_name(self) -> str:
@@ -154,10 +157,6 @@ class NodePool(codec.JsonObject, kind="NodePool", api_version=API_VERSION):
         """Name of the RolloutPolicy that conducts the pool; empty for none."""
         return self.metadata.annotations.get(hosted_key.ROLLOUT_POLICY, "")
 
-    def find_condition(self, condition_type: str) -> object_meta.Condition | None:
-        """Return the condition of a type; None without it."""
-        return find_condition(self.conditions, condition_type)
-
     def read_secret_hash(self, secret: str) -> str:
         """Return the hash in the name of a token or user-data Secret of this pool, or nothing."""
         for prefix in (USER_DATA_PREFIX, TOKEN_PREFIX):
@@ -185,18 +184,16 @@ class VersionUpdate(codec.JsonObject, omits_defaults=True):
     completion_time: str = ""
 
 
-_VersionHistory = Annotated[tuple[VersionUpdate, ...], codec.Key("status.version.history")]
-
-
 @dataclass(frozen=True, slots=True)
-class HostedCluster(codec.JsonObject, kind="HostedCluster", api_version=API_VERSION):
+class HostedCluster(
+    _ConditionOwner, codec.JsonObject, kind="HostedCluster", api_version=API_VERSION
+):
     """Snapshot of a HostedCluster; an empty name of a Secret or ConfigMap is unset."""
 
     metadata: object_meta.ObjectMeta
     release_image: Annotated[str, codec.Key("spec.release.image")] = ""
     platform: Annotated[str, codec.Key("spec.platform.type")] = ""
     pull_secret: Annotated[str, codec.Key("spec.pullSecret.name")] = ""
-    ssh_key: Annotated[str, codec.Key("spec.sshKey.name")] = ""
     trust_bundle: Annotated[str, codec.Key("spec.additionalTrustBundle.name")] = ""
     image_content_sources: Annotated[
         tuple[ImageContentSource, ...], codec.Key("spec.imageContentSources")
@@ -207,20 +204,11 @@ class HostedCluster(codec.JsonObject, kind="HostedCluster", api_version=API_VERS
     """Objects of ``config.openshift.io`` by field, as they are."""
     paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
     ignition_endpoint: Annotated[str, codec.Key("status.ignitionEndpoint")] = ""
-    desired_version: Annotated[str, codec.Key("status.version.desired.version")] = ""
     desired_image: Annotated[str, codec.Key("status.version.desired.image")] = ""
     """The release that the control plane works towards; the spec's one may be held."""
-    history: _VersionHistory = ()
+    history: Annotated[tuple[VersionUpdate, ...], codec.Key("status.version.history")] = ()
     """Versions of the control plane, newest first."""
     conditions: object_meta.StatusConditions = ()
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
 
     @property
     def control_plane_namespace(self) -> str:
@@ -238,10 +226,6 @@ class HostedCluster(codec.JsonObject, kind="HostedCluster", api_version=API_VERS
         done = (entry.version for entry in self.history if entry.state == "Completed")
         return next(done, "")
 
-    def find_condition(self, condition_type: str) -> object_meta.Condition | None:
-        """Return the condition of a type; None without it."""
-        return find_condition(self.conditions, condition_type)
-
 
 @dataclass(frozen=True, slots=True)
 class KubeconfigReference(codec.JsonObject):
@@ -252,7 +236,9 @@ class KubeconfigReference(codec.JsonObject):
 
 
 @dataclass(frozen=True, slots=True)
-class HostedControlPlane(codec.JsonObject, kind="HostedControlPlane", api_version=API_VERSION):
+class HostedControlPlane(
+    _ConditionOwner, codec.JsonObject, kind="HostedControlPlane", api_version=API_VERSION
+):
     """Snapshot of a HostedControlPlane."""
 
     metadata: object_meta.ObjectMeta
@@ -263,22 +249,13 @@ class HostedControlPlane(codec.JsonObject, kind="HostedControlPlane", api_versio
     """Name of Cluster API's Cluster."""
     paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
     kubeconfig: Annotated[KubeconfigReference | None, codec.Key("status.kubeConfig")] = None
-    is_ready: Annotated[bool, codec.Key("status.ready")] = False
     version: Annotated[str, codec.Key("status.version")] = ""
     conditions: object_meta.StatusConditions = ()
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
 
     @property
     def cluster(self) -> str:
         """``NAMESPACE/NAME`` of the HostedCluster; empty for a control plane made by hand."""
         return self.metadata.annotations.get(hosted_key.HOSTED_CLUSTER, "")
-
-    def find_condition(self, condition_type: str) -> object_meta.Condition | None:
-        """Return the condition of a type; None without it."""
-        return find_condition(self.conditions, condition_type)
 
 
 def find_condition(

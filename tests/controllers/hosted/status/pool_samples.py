@@ -1,6 +1,5 @@
 """Facts of a NodePool for tables of tests, from documents of its objects."""
 
-import dataclasses
 from typing import Any
 
 from tests.fixtures import hosted
@@ -15,7 +14,7 @@ NOW = parse_rfc3339("2026-11-28T12:00:00Z") or 0.0
 YOUNG, AGED = "2026-11-28T11:55:00Z", "2026-11-28T10:00:00Z"
 CONTROL_PLANE = nodepool.HostedCluster.from_json(hosted.make_hosted_cluster())
 TOKEN = facts.TokenFacts(
-    f"token-np-{hosted.NEW_HASH}", has_token=True, has_payload=True, reason="AsExpected",
+    has_token=True, has_payload=True, reason="AsExpected",
     message="Payload generated successfully", rotated_at="2026-11-28T10:00:00.123456789Z",
 )  # fmt: skip
 
@@ -57,7 +56,7 @@ def make_facts(upgrade_type: str = "Replace", **changes: Any) -> facts.PoolFacts
         "machines": (read_machine("np-0"), read_machine("np-1")),
         "core_configs": 3,
         "has_secrets": True,
-        "token": dataclasses.replace(TOKEN, name=f"token-np-{target}"),
+        "token": TOKEN,
         **changes,
     }
     return facts.PoolFacts(nodepool.NodePool.from_json(pool), **values)

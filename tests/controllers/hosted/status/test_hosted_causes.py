@@ -94,7 +94,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "Replace",
         {"pool": {"pausedUntil": "soon"}},
         ("InvalidPause", False, ""),
-        "null",
+        "edit nodepool np",
     ),
     (
         "no cluster",
@@ -182,20 +182,6 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "edit nodepool np",
     ),
     (
-        "address conflict",
-        "Replace",
-        {"conditions": [make_condition("ClusterNetworkCIDRConflict", "True", "CIDRConflict")]},
-        ("ClusterNetworkCIDRConflict", False, hosted.SINCE),
-        "networks",
-    ),
-    (
-        "no address conflict",
-        "Replace",
-        {"conditions": [make_condition("ClusterNetworkCIDRConflict", "False", "CIDRConflict")]},
-        ("", False, ""),
-        "",
-    ),
-    (
         "no autoscaling",
         "Replace",
         {"conditions": [make_condition("AutoscalingEnabled", "False", "AsExpected")]},
@@ -263,7 +249,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "drain in place",
         "InPlace",
         {"target": NEW, "nodes": {"np-1": NODES["np-1"]}},
-        ("Draining", False, ""),
+        ("NodeDraining", False, ""),
         "get poddisruptionbudgets -A",
     ),
     ("token gone", "Replace", NO_TOKEN, ("TokenMissing", False, ""), "logs deployment/operator"),
@@ -286,7 +272,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "Replace",
         {"token": dataclasses.replace(TOKEN, expires_at=AGED)},
         ("TokenExpired", False, AGED),
-        f"delete secret token-np-{NEW}",
+        f"delete secret token-np-{OLD}",
     ),
     (
         "token with a malformed end",
@@ -306,7 +292,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "token not renewed",
         "Replace",
         {"token": dataclasses.replace(TOKEN, rotated_at="2026-11-28T00:30:00.5Z")},
-        ("TokenExpired", False, "2026-11-28T11:30:00Z"),
+        ("TokenNotRenewed", False, "2026-11-28T11:30:00Z"),
         "logs deployment/ignition-server",
     ),
     (

@@ -120,8 +120,8 @@ def test_document_has_stable_fields() -> None:
                 "causes": [
                     {
                         "kind": "MissingCoreConfig",
-                        "message": "1 ConfigMaps with the core of the config, "
-                        "HyperShift expects at least 2",
+                        "message": "ConfigMaps with the core of the config: HyperShift "
+                        "expects at least 2, and 1 exist",
                         "since": "",
                         "nextStep": "run: kubectl -n clusters-one get configmaps -l "
                         "hypershift.openshift.io/core-ignition-config=true; kubectl -n "

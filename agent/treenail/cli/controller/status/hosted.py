@@ -10,16 +10,11 @@ from treenail.controllers.hosted.status import rows, snapshot
 from treenail.kube import resources
 
 _COLUMNS = [
-    output_format.TableColumn("NAMESPACE"),
-    output_format.TableColumn("CLUSTER"),
-    output_format.TableColumn("POOL"),
-    output_format.TableColumn("PLATFORM", is_wide=True),
-    output_format.TableColumn("TYPE"),
-    output_format.TableColumn("STATE"),
-    output_format.TableColumn("SINCE"),
-    output_format.TableColumn("HASH"),
-    output_format.TableColumn("VERSION"),
-    output_format.TableColumn("NODES"),
+    output_format.TableColumn(heading, is_wide=heading == "PLATFORM")
+    for heading in (
+        *("NAMESPACE", "CLUSTER", "POOL", "PLATFORM", "TYPE"),
+        *("STATE", "SINCE", "HASH", "VERSION", "NODES"),
+    )
 ]
 
 
@@ -56,7 +51,6 @@ def print_hosted_status(arguments: argparse.Namespace) -> int:
 
 
 def _format_cells(row: rows.PoolRow, now: float) -> tuple[str, ...]:
-    counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
     return (
         row.namespace,
         row.cluster,
@@ -67,7 +61,7 @@ def _format_cells(row: rows.PoolRow, now: float) -> tuple[str, ...]:
         _format_age(row.since, now),
         _format_change(row.current_hash, row.wanted_hash),
         _format_change(row.current_version, row.wanted_version),
-        counts,
+        ", ".join(f"{count} {state}" for state, count in row.counts.items()),
     )
 
 

@@ -28,7 +28,6 @@ class UserDataCopy(StrEnum):
 class TokenFacts:
     """A token Secret without its tokens; ``reason`` and ``message`` are the Ignition server's."""
 
-    name: str
     has_token: bool = False
     has_payload: bool = False
     """True for InPlace, whose payload the Ignition server stores; not for Replace."""

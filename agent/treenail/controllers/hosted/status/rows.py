@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 from treenail.api import annotations as key
@@ -83,10 +84,7 @@ def build_rows(
     pools: Iterable[facts.PoolFacts | facts.UnreadPool], *, now: float
 ) -> tuple[PoolRow, ...]:
     """Return the rows, in the order of namespaces, clusters and names."""
-    rows = [
-        _build_unread_row(pool) if isinstance(pool, facts.UnreadPool) else _build_row(pool, now)
-        for pool in pools
-    ]
+    rows = [_build_row(pool, now) for pool in pools]
     return tuple(sorted(rows, key=lambda row: (row.namespace, row.cluster, row.name)))
 
 
@@ -95,17 +93,16 @@ def build_document(rows: Sequence[PoolRow]) -> dict[str, object]:
     return {"pools": [{**row.to_json(), "counts": row.counts} for row in rows]}
 
 
-def _build_unread_row(pool: facts.UnreadPool) -> PoolRow:
-    step = "update treenail, or correct the object"
-    cause = pool_causes.Cause("Unreadable", f"cannot read the NodePool: {pool.problem}", "", step)
-    return PoolRow(pool.namespace, pool.name, PoolState.UNKNOWN, causes=(cause,))
-
-
-def _build_row(pool_facts: facts.PoolFacts, now: float) -> PoolRow:
-    pool = pool_facts.pool
-    machines = {
-        machine.name: _find_machine_state(pool_facts, machine) for machine in pool_facts.machines
-    }
+def _build_row(pool_facts: facts.PoolFacts | facts.UnreadPool, now: float) -> PoolRow:
+    if isinstance(pool_facts, facts.UnreadPool):
+        text = f"cannot read the NodePool: {pool_facts.problem}"
+        cause = pool_causes.Cause("Unreadable", text, "", "update treenail, or correct the object")
+        return PoolRow(pool_facts.namespace, pool_facts.name, PoolState.UNKNOWN, causes=(cause,))
+    pool, states = (
+        pool_facts.pool,
+        map(partial(_find_machine_state, pool_facts), pool_facts.machines),
+    )
+    machines = dict(zip((machine.name for machine in pool_facts.machines), states, strict=True))
     found = pool_causes.find_causes(pool_facts, now)
     return PoolRow(
         pool.namespace,

@@ -8,9 +8,10 @@ import base64
 import binascii
 import dataclasses
 import hmac
+import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from treenail.kube import api_client, discovery, resources
 from treenail.kube.transport import kubeconfig, native
 
 T = TypeVar("T")
+_NO_PARAMS: Mapping[str, str] = {}
 _CORE_CONFIGS = {"labelSelector": f"{hosted_key.CORE_CONFIG}=true"}
 GUEST_LIMIT_S, _GUESTS_LIMIT_S = 5.0, 20.0
 """Limits of one request to a hosted cluster, and until the last one begins."""
@@ -33,7 +35,6 @@ _CAPI_KINDS: tuple[tuple[resources.Resource, Callable[[object], _CapiObject]], .
     (resources.MACHINESETS, clusterapi.MachineSet.from_json),
     (resources.MACHINEDEPLOYMENTS, clusterapi.MachineDeployment.from_json),
 )
-_UNREADABLE = (errors.ClusterError, errors.ConfigError)
 
 
 def read_pools(
@@ -92,18 +93,16 @@ class _SnapshotReader:
         self, pools: Sequence[nodepool.NodePool], *, is_limited: bool
     ) -> list[facts.PoolFacts]:
         places = sorted({pool.namespace for pool in pools}) if is_limited else [""]
-        clusters = {
-            (cluster.namespace, cluster.name): cluster
-            for place in places
-            for cluster in self._list(
-                resources.HOSTEDCLUSTERS, place, nodepool.HostedCluster.from_json
-            )
-        }
+        read_cluster = nodepool.HostedCluster.from_json
+        listed = self._list(resources.HOSTEDCLUSTERS, places, read_cluster) or []
+        clusters = {(cluster.namespace, cluster.name): cluster for cluster in listed}
         owners = [clusters.get((pool.namespace, pool.cluster_name)) for pool in pools]
         if is_limited:
             places = sorted({owner.control_plane_namespace for owner in owners if owner})
         objects = self._read_capi_objects(places)
-        core_configs = self._count_core_configs(places)
+        read_metadata = object_meta.read_metadata
+        core = self._list(resources.CONFIGMAPS, places, read_metadata, _CORE_CONFIGS)
+        counts = Counter(metadata.namespace for metadata in core or [])
         found = []
         for pool, owner in zip(pools, owners, strict=True):
             kind = clusterapi.MachineSet if pool.is_in_place else clusterapi.MachineDeployment
@@ -114,10 +113,8 @@ class _SnapshotReader:
                 owner,
                 next((each for each in templates if each.get_controller() is None), None),
                 tuple(each for each in own if isinstance(each, clusterapi.Machine)),
+                counts[owner.control_plane_namespace] if owner and core is not None else None,
             )
-            if owner and core_configs is not None:
-                count = core_configs[owner.control_plane_namespace]
-                pool_facts = dataclasses.replace(pool_facts, core_configs=count)
             found.append(self._add_secrets(pool_facts))
         nodes = self._read_guests(found)
         return [
@@ -130,7 +127,8 @@ class _SnapshotReader:
         ]
 
     def _list_unread(self, pool_facts: facts.PoolFacts) -> tuple[str, ...]:
-        keys = ("", pool_facts.control_plane or "-", pool_facts.pool.full_name)
+        pool = pool_facts.pool
+        keys = ("", pool.namespace, pool_facts.control_plane, pool.full_name)
         return tuple(dict.fromkeys(text for name in keys for text in self._unread[name]))
 
     def _note(self, key: str, what: str, error: Exception, *, is_guest: bool = False) -> None:
@@ -140,58 +138,48 @@ class _SnapshotReader:
         self._unread[key].append(sanitize.sanitize_text(f"{what}: {error}", limit=300))
 
     def _list(
-        self, resource: resources.Resource, namespace: str, read: Callable[[object], T]
-    ) -> Iterator[T]:
-        """Yield what can be read; note the other objects, with their NodePool if they name one."""
+        self,
+        resource: resources.Resource,
+        places: Sequence[str],
+        read: Callable[[object], T],
+        params: Mapping[str, str] = _NO_PARAMS,
+    ) -> list[T] | None:
+        """Return what can be read; None if the kind cannot.
+
+        Other objects are noted with their NodePool, if they name one.
+        """
+        found = []
         try:
-            documents = self._client.list(resource, namespace=namespace).items
-        except _UNREADABLE as error:
-            self._note(namespace, f"{resource.kind}s", error)
-            return
-        for document in documents:
-            try:
-                yield read(document)
-            except errors.ConfigError as error:
-                metadata = resources.get_object(document, "metadata")
-                owner = resources.get_object(metadata, "annotations").get(hosted_key.NODE_POOL)
-                what = f"{resource.kind} {metadata.get('namespace')}/{metadata.get('name')}"
-                self._note(str(owner or metadata.get("namespace")), what, error)
+            for document in itertools.chain.from_iterable(
+                self._client.list(resource, namespace=place, params=params).items
+                for place in places
+            ):
+                try:
+                    found.append(read(document))
+                except errors.ConfigError as error:
+                    metadata = resources.get_object(document, "metadata")
+                    owner = resources.get_object(metadata, "annotations").get(hosted_key.NODE_POOL)
+                    what = f"{resource.kind} {metadata.get('namespace')}/{metadata.get('name')}"
+                    self._note(str(owner or metadata.get("namespace")), what, error)
+        except errors.ClusterError as error:
+            self._note("", f"{resource.kind}s", error)
+            return None
+        return found
 
     def _read_capi_objects(self, places: Sequence[str]) -> dict[str, list[_CapiObject]]:
         """Return the objects of Cluster API by the full name of their NodePool."""
         objects: dict[str, list[_CapiObject]] = defaultdict(list)
+        versions = clusterapi.VERSIONS
         try:
-            version = discovery.find_served_version(
-                self._client, clusterapi.GROUP, clusterapi.VERSIONS
-            )
-        except _UNREADABLE as error:
+            version = discovery.find_served_version(self._client, clusterapi.GROUP, versions)
+        except errors.ClusterError as error:
             self._note("", "Machines", error)
             return objects
-        for place in places:
-            for resource, read in _CAPI_KINDS:
-                served = dataclasses.replace(resource, version=version)
-                for value in self._list(served, place, read):
-                    objects[value.node_pool].append(value)
+        for resource, read in _CAPI_KINDS:
+            served = dataclasses.replace(resource, version=version)
+            for value in self._list(served, places, read) or []:
+                objects[value.node_pool].append(value)
         return objects
-
-    def _count_core_configs(self, places: Sequence[str]) -> Counter[str] | None:
-        counts: Counter[str] = Counter()
-        for place in places:
-            try:
-                counts.update(
-                    metadata.namespace
-                    for metadata in self._client.list_parsed(
-                        resources.CONFIGMAPS,
-                        lambda page: [object_meta.read_metadata(each) for each in page.items],
-                        namespace=place,
-                        params=_CORE_CONFIGS,
-                        has_metadata_only=True,
-                    )
-                )
-            except _UNREADABLE as error:
-                self._note("", "ConfigMaps with the core of the config", error)
-                return None
-        return counts
 
     def _add_secrets(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
         """Return the facts with those of the Secrets, whose contents do not leave this method."""
@@ -208,13 +196,13 @@ class _SnapshotReader:
                 owner = self._find_secret(nodepool.TOKEN_PREFIX + suffix, namespace)
                 if copy is not None:
                     copies[f"{base}-userdata"] = compare_user_data(copy, owner)
-        except _UNREADABLE as error:
+        except errors.ClusterError as error:
             self._note(namespace, f"Secrets of namespace {namespace}", error)
             return pool_facts
         return dataclasses.replace(
             pool_facts,
             has_secrets=True,
-            token=_read_token(name, token) if token is not None else None,
+            token=_read_token(token) if token is not None else None,
             copies=copies,
         )
 
@@ -296,10 +284,9 @@ def _needs_nodes(pool_facts: facts.PoolFacts) -> bool:
     return pool_facts.pool.is_in_place and bool(pool_facts.wanted_hash) and is_changing
 
 
-def _read_token(name: str, secret: api_client.Json) -> facts.TokenFacts:
+def _read_token(secret: api_client.Json) -> facts.TokenFacts:
     metadata, data = object_meta.read_metadata(secret), resources.get_object(secret, "data")
     return facts.TokenFacts(
-        name,
         has_token=bool(data.get("token")),
         has_payload=bool(data.get("payload")),
         reason=_decode(data.get("reason")),
