@@ -129,7 +129,7 @@ def test_pools_are_shown_with_what_they_wait_for(
         f"  next: run: kubectl -n clusters-one delete secret user-data-np-{NEW}-userdata" in printed
     )
     assert "cannot read the NodePool: spec.management.upgradeType: expected Replace" in printed
-    assert "not looked at: Machine clusters-one/np-odd: Machine.spec.version: expected a" in printed
+    assert "not looked at: Machine clusters-one/np-odd: spec.version: expected a string" in printed
     assert "\x1b" not in printed
     pools = {pool["name"]: pool for pool in read_document(management, capsys)}
     assert [cause["kind"] for cause in pools["np"]["causes"]] == [
@@ -162,9 +162,9 @@ def test_names_and_a_namespace_choose_pools(
         assert shown == [f"nodepool.hypershift.openshift.io/{name}" for name in expected]
     assert management.run("others/np") == 0
     assert "ClusterMissing: HostedCluster others/one does not exist" in capsys.readouterr().out
-    assert management.run("missing") == 2
+    assert management.run("missing") == 64
     assert "cannot find NodePool missing: the cluster has clusters/np" in capsys.readouterr().err
-    assert management.run("--watch") == 2
+    assert management.run("--watch") == 64
     assert "cannot use --watch with --hosted" in capsys.readouterr().err
 
 
