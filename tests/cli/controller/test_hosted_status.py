@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from tests.fixtures import hosted
+from tests.fixtures.clusters import KUBECONFIG
 from tests.fixtures.controllers import open_client
 from tests.fixtures.objects import Json, make_object
+from tests.mco.programs import Variable
+from tests.waiting import wait_until
 from treenail.api.hosted import annotations as hosted_key
 from treenail.cli.controller.main import main
 from treenail.controllers.hosted.status import snapshot
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
+    CONFIGMAPS,
+    CUSTOMRESOURCEDEFINITIONS,
     MACHINEDEPLOYMENTS,
     MACHINES,
     MACHINESETS,
@@ -30,6 +35,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 pytestmark = pytest.mark.integration
 NEW, OLD = hosted.NEW_HASH, hosted.OLD_HASH
 RBAC = "rbac.authorization.k8s.io"
+TREE = Variable("TREENAIL_TEST_HYPERSHIFT_TREE", "a checkout of HyperShift")
 OLD_TOKEN, NEW_TOKEN = "first-token-secret", "later-token-secret"
 
 
@@ -249,8 +255,9 @@ def check_unread_guest(
     pools = {pool["name"]: pool for pool in read_document(management, capsys)}
     assert pools["ip"]["counts"] == {"joined": 1}
     (unread,) = pools["ip"]["notRead"]
-    assert unread.startswith("nodes of the hosted cluster of namespace clusters-one: ")
+    assert unread.startswith("nodes of the hosted cluster: ")
     assert pools["np"]["counts"] == {"updated": 1, "old": 1}
+    assert pools["np"]["notRead"] == []
     assert hosted_key.NODE_POOL not in json.dumps(pools)
 
 
@@ -262,3 +269,38 @@ def test_cluster_without_node_pools_is_named(
     printed = capsys.readouterr().err
     assert "the cluster has no NodePools" in printed
     assert "management cluster of HyperShift" in printed
+
+
+@pytest.fixture
+def hypershift_kinds() -> Iterator[Client]:
+    """A kube-apiserver with the CustomResourceDefinitions of HyperShift, until the test ends."""
+    crds = [*hosted.load_hypershift_crds(TREE.read())]
+    with open_client(Path(KUBECONFIG)) as client:
+        for document in crds:
+            client.create(CUSTOMRESOURCEDEFINITIONS, document)
+        wait_until(lambda: hosted.are_kinds_served(client), limit_s=60)
+        yield client
+        for document in crds:
+            client.delete(CUSTOMRESOURCEDEFINITIONS, document["metadata"]["name"])
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(not KUBECONFIG, reason="TREENAIL_TEST_KUBECONFIG is not set")
+def test_pools_are_read_with_the_kinds_of_hypershift(
+    hypershift_kinds: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects = hosted.build_waiting_pool(OLD_TOKEN, NEW_TOKEN)
+    hosted.add_namespaces(hypershift_kinds)
+    hosted.add_hosted_cluster(hypershift_kinds, *objects)
+    try:
+        assert main(["status", "--hosted", "--kubeconfig", KUBECONFIG, "-o", "json"]) == 0
+    finally:
+        for resource, document in objects:
+            name = document["metadata"]["name"]
+            hypershift_kinds.delete(resource, name, namespace=document["metadata"]["namespace"])
+        for name in ("fips", "ssh"):
+            hypershift_kinds.delete(CONFIGMAPS, name, namespace=hosted.CONTROL_PLANE)
+    (pool,) = json.loads(capsys.readouterr().out)["pools"]
+    assert (pool["counts"], pool["notRead"]) == ({"updated": 1, "old": 1}, [])
+    kinds = [cause["kind"] for cause in pool["causes"]]
+    assert kinds == ["WaitsForDeletion", "StaleUserData"]

@@ -89,8 +89,12 @@ def test_state_of_a_pool(
 def test_pool_without_a_template_is_not_updated() -> None:
     found = [make_facts(), make_facts(unread=("Machines: forbidden",))]
     without = [dataclasses.replace(pool_facts, template=None) for pool_facts in found]
-    states = [row.state for row in rows.build_rows(without, now=NOW)]
-    assert states == ["Updating", "Unknown"]
+    built = rows.build_rows(without, now=NOW)
+    assert [row.state for row in built] == ["Updating", "Unknown"]
+    assert [[cause.message for cause in row.causes] for row in built] == [
+        ["HyperShift has made no machines yet"],
+        [],
+    ]
 
 
 def test_pool_that_cannot_be_read_is_a_row() -> None:

@@ -328,6 +328,8 @@ class _Finder:
     def _find_rollout(self) -> Iterator[Cause]:
         """Say what a rollout waits for that no object reports as a problem."""
         wanted, template = self._facts.wanted_hash, self._template
+        if template is None and self._cluster and not self._facts.unread:
+            yield self._make("Updating", "HyperShift has made no machines yet", is_blocking=False)
         if not wanted or wanted == self._facts.current_hash or template is None:
             return
         since = self._find_transition(lambda each: each.status == "True")

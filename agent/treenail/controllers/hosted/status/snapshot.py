@@ -211,17 +211,17 @@ class _SnapshotReader:
 
     def _read_guests(self, found: Sequence[facts.PoolFacts]) -> dict[str, dict[str, node.Node]]:
         """Read the nodes of hosted clusters whose pools update in place, all at the same time."""
-        planes = sorted({each.control_plane for each in found if _needs_nodes(each)} - {""})
+        pools = {each.pool.full_name: each.control_plane for each in found if _needs_nodes(each)}
         end = self._clock.monotonic() + _GUESTS_LIMIT_S
         nodes = {}
         with ThreadPoolExecutor(_GUEST_THREADS) as executor:
+            planes = {*pools.values()} - {""}
             results = {plane: executor.submit(self._read_guest, plane, end) for plane in planes}
-            for plane, result in results.items():
+            for pool, plane in pools.items():
                 try:
-                    nodes[plane] = result.result()
+                    nodes[plane] = results[plane].result()
                 except (errors.ClusterError, errors.ConfigError, errors.UsageError) as error:
-                    what = f"nodes of the hosted cluster of namespace {plane}"
-                    self._note(plane, what, error, is_guest=True)
+                    self._note(pool, "nodes of the hosted cluster", error, is_guest=True)
         return nodes
 
     def _read_guest(self, plane: str, end: float) -> dict[str, node.Node]:
