@@ -184,7 +184,7 @@ def test_hash_in_the_name_of_a_secret(secret: str, value: str) -> None:
         ("2026-11-28", False, False),
     ],
 )
-def test_pause(text: str, *, is_paused: bool, is_valid: bool) -> None:
+def test_pause_is_a_boolean_or_a_time(text: str, *, is_paused: bool, is_valid: bool) -> None:
     now = 1795860000.0  # 2026-11-28T10:00:00Z
     assert nodepool.is_paused(text, now) is is_paused
     assert nodepool.is_valid_pause(text) is is_valid

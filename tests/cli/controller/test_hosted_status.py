@@ -14,9 +14,9 @@ from tests.fixtures.controllers import open_client
 from tests.fixtures.objects import Json, make_object
 from tests.mco.programs import Variable
 from tests.waiting import wait_until
-from treenail.api.hosted import annotations as hosted_key
 from treenail.cli.controller.main import main
-from treenail.controllers.hosted.status import snapshot
+from treenail.clocks import SystemClock
+from treenail.controllers.hosted.status import rows, snapshot
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     CONFIGMAPS,
@@ -223,42 +223,33 @@ def test_degraded_node_of_a_hosted_cluster_is_shown(
 
 
 @pytest.mark.parametrize("kind", ["down", "slow", "file", "malformed"])
-def test_hosted_cluster_that_does_not_answer_is_named(
-    management: Management,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-) -> None:
-    monkeypatch.setattr(snapshot, "GUEST_LIMIT_S", 0.2)
+def test_hosted_cluster_that_does_not_answer_is_named(management: Management, kind: str) -> None:
+    user = {"tokenFile": "/etc/hostname"} if kind == "file" else {"token": "t"}
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if kind == "slow":
             silent.listen()
-        address = f"https://127.0.0.1:{silent.getsockname()[1]}"
-        check_unread_guest(management, capsys, kind, address)
-
-
-def check_unread_guest(
-    management: Management, capsys: pytest.CaptureFixture[str], kind: str, address: str
-) -> None:
-    users: dict[str, Json]
-    users = {"file": {"tokenFile": "/etc/hostname"}}
-    kubeconfig: Json = {
-        "current-context": "a",
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "clusters": [{"name": "a", "cluster": {"server": address}}],
-        "users": [{"name": "a", "user": users.get(kind, {"token": "t"})}],
-    }
-    text = "{{{" if kind == "malformed" else json.dumps(kubeconfig)
-    management.add_pool_in_place(text)
-    management.add_replaced_pool()
-    pools = {pool["name"]: pool for pool in read_document(management, capsys)}
-    assert pools["ip"]["counts"] == {"joined": 1}
-    (unread,) = pools["ip"]["notRead"]
+        kubeconfig: Json = {
+            "current-context": "a",
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "clusters": [{"name": "a", "cluster": {"server": find_address(silent)}}],
+            "users": [{"name": "a", "user": user}],
+        }
+        management.add_pool_in_place("{{{" if kind == "malformed" else json.dumps(kubeconfig))
+        management.add_replaced_pool()
+        clock = SystemClock()
+        found = snapshot.read_pools(management.client, clock, guest_limit_s=0.2)
+    pools = {row.name: row for row in rows.build_rows(found, now=clock.now())}
+    assert pools["ip"].counts == {"joined": 1}
+    (unread,) = pools["ip"].unread
     assert unread.startswith("nodes of the hosted cluster: ")
-    assert pools["np"]["counts"] == {"updated": 1, "old": 1}
-    assert pools["np"]["notRead"] == []
-    assert hosted_key.NODE_POOL not in json.dumps(pools)
+    assert (kind == "file") is ("names a file" in unread)
+    assert pools["np"].counts == {"updated": 1, "old": 1}
+    assert pools["np"].unread == ()
+
+
+def find_address(server: socket.socket) -> str:
+    return f"https://127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_cluster_without_node_pools_is_named(

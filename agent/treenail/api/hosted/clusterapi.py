@@ -45,7 +45,7 @@ CountOrPercent = Annotated[
 """Number, or a text such as ``25%``. Signs and texts of other forms stay as they are."""
 
 
-class ConditionType:
+class MachineCondition:
     """Condition types of Machines."""
 
     NODE_HEALTHY = "NodeHealthy"
@@ -65,7 +65,7 @@ _DRAIN, _DRAIN_IN_V1BETA1 = "deletion.nodeDrainTimeoutSeconds", "nodeDrainTimeou
 
 
 class _PoolObject(codec.JsonObject):
-    """What all of these objects have in a hosted cluster."""
+    """Base of the objects of Cluster API in a hosted cluster."""
 
     __slots__ = ()
     metadata: object_meta.ObjectMeta
@@ -115,7 +115,7 @@ class _PoolObject(codec.JsonObject):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(_PoolObject, kind="Machine"):
+class ClusterMachine(_PoolObject, kind="Machine"):
     """Snapshot of a Machine."""
 
     metadata: object_meta.ObjectMeta
@@ -136,7 +136,7 @@ class Machine(_PoolObject, kind="Machine"):
 
 
 @dataclass(frozen=True, slots=True)
-class _MachineV1Beta1(Machine, kind="Machine"):
+class _MachineV1Beta1(ClusterMachine, kind="Machine"):
     drain_timeout_s: Annotated[GoDuration | None, codec.Key(_SPEC + _DRAIN_IN_V1BETA1)] = None
     failure: _FailureInV1Beta1 = ""
     conditions: _NewConditionsInV1Beta1 = ()
@@ -145,7 +145,7 @@ class _MachineV1Beta1(Machine, kind="Machine"):
 
 @dataclass(frozen=True, slots=True)
 class _MachineOwner(_PoolObject):
-    """What a MachineSet and a MachineDeployment have."""
+    """Fields that a MachineSet and a MachineDeployment have."""
 
     metadata: object_meta.ObjectMeta
     cluster_name: Annotated[str, codec.Key("spec.clusterName")] = ""
@@ -231,8 +231,12 @@ class _MachineDeploymentV1Beta1(MachineDeployment, kind="MachineDeployment"):
 
 
 _IN_V1BETA1: dict[type, type] = {
-    Machine: _MachineV1Beta1,
+    ClusterMachine: _MachineV1Beta1,
     MachineSet: _MachineSetV1Beta1,
     MachineDeployment: _MachineDeploymentV1Beta1,
 }
 """The fields of each class as v1beta1 has them."""
+
+# The names that Cluster API uses, for readers of this module.
+Machine = ClusterMachine
+ConditionType = MachineCondition

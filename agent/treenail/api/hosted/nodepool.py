@@ -65,7 +65,7 @@ class NodeVersion(codec.JsonObject, omits_defaults=True):
 
 
 class _ConditionOwner:
-    """What has conditions."""
+    """Base of the objects of HyperShift, which have conditions."""
 
     __slots__ = ()
     conditions: object_meta.StatusConditions

@@ -1,4 +1,4 @@
-"""What a NodePool waits for: one table of facts, with what the user reads and the next step."""
+"""Causes of a waiting NodePool: one table of facts, with what the user reads and the next step."""
 
 import dataclasses
 from typing import Any
@@ -232,7 +232,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "annotate node np-0 machineconfiguration.openshift.io/state-",
     ),
     (
-        "degraded no more",
+        "degraded, and repaired",
         "InPlace",
         {"target": NEW, "template": {"annotations": STOPPED}, "nodes": {}},
         ("Updating", False, ""),

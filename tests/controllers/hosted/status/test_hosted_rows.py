@@ -27,7 +27,7 @@ DELETED = (read_machine("a", deleting=YOUNG),)
 NOT_READY = (read_machine("a", status=UNREADY),)
 
 
-def build_row(upgrade_type: str = "Replace", **changes: Any) -> rows.PoolRow:
+def build_row(upgrade_type: str = "Replace", **changes: Any) -> rows.NodePoolRow:
     return rows.build_rows([make_facts(upgrade_type, **changes)], now=NOW)[0]
 
 
@@ -134,7 +134,7 @@ def test_document_has_stable_fields() -> None:
                     },
                     {
                         "kind": "Updating",
-                        "message": "machines np-0, np-1 are to be replaced",
+                        "message": "machines np-0, np-1 are old",
                         "since": "",
                         "nextStep": "",
                         "isBlocking": False,
@@ -181,4 +181,4 @@ TOKENS = {"data": {"token": encode("new-token"), "old_token": encode("old-token"
 def test_copy_of_user_data(
     copy: dict[str, Any], token: dict[str, Any] | None, expected: str
 ) -> None:
-    assert snapshot.compare_user_data(copy, token) == expected
+    assert snapshot.compare_tokens(copy, token) == expected

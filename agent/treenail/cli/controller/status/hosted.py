@@ -50,7 +50,7 @@ def print_hosted_status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _format_cells(row: rows.PoolRow, now: float) -> tuple[str, ...]:
+def _format_cells(row: rows.NodePoolRow, now: float) -> tuple[str, ...]:
     return (
         row.namespace,
         row.cluster,
@@ -65,7 +65,7 @@ def _format_cells(row: rows.PoolRow, now: float) -> tuple[str, ...]:
     )
 
 
-def _format_notes(row: rows.PoolRow, now: float) -> Iterator[str]:
+def _format_notes(row: rows.NodePoolRow, now: float) -> Iterator[str]:
     for cause in row.causes:
         age = f" for {_format_age(cause.since, now)}" if cause.since else ""
         yield f"{cause.kind}{age}: {cause.message}"

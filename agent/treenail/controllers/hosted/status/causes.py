@@ -1,4 +1,4 @@
-"""What a NodePool of HyperShift waits for, since when, and the next step: pure functions of facts.
+"""Causes why a NodePool of HyperShift waits, with their next steps: pure functions of facts.
 
 Texts of objects are bounded and without credentials. Names in commands are quoted for a shell: the
 administrators of a hosted cluster choose the names of its nodes.
@@ -335,7 +335,7 @@ class _Finder:
         since = self._find_transition(lambda each: each.status == "True")
         machines = [each for each in self._facts.machines if each.data_secret]
         old = [each.name for each in machines if not each.data_secret.endswith(f"-{wanted}")]
-        kind, text = "Updating", f"{_name_all('machine', old)} to be replaced" if old else ""
+        kind, text = "Updating", f"{_name_all('machine', old)} old" if old else ""
         if isinstance(template, clusterapi.MachineSet):
             text = template.metadata.annotations.get(hosted_key.UPGRADE_RUNNING, "")
             if template.max_unavailable.startswith("-"):

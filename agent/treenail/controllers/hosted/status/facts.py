@@ -1,4 +1,4 @@
-"""What is known about one NodePool of HyperShift, and what could not be read.
+"""Facts about one NodePool of HyperShift, with a list of what could not be read.
 
 No fact has the content of a Secret: `UserDataCopy` is the result of a comparison in memory.
 """

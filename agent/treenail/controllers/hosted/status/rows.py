@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Annotated
 
 from treenail.api import annotations as key
@@ -21,7 +20,7 @@ DOCUMENT_KIND = "HostedPoolStatusList"
 
 
 class PoolState(StrEnum):
-    """What a pool does."""
+    """State of a pool."""
 
     UPDATED = "Updated"
     UPDATING = "Updating"
@@ -33,7 +32,7 @@ class PoolState(StrEnum):
 
 
 class MachineState(StrEnum):
-    """What a machine of a pool does, the best first."""
+    """State of a machine of a pool, the best first."""
 
     UPDATED = "updated"
     OLD = "old"
@@ -48,7 +47,7 @@ class MachineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolRow(codec.WrittenObject):
+class NodePoolRow(codec.WrittenObject):
     """One NodePool; an empty text is unknown."""
 
     namespace: str
@@ -82,29 +81,27 @@ class PoolRow(codec.WrittenObject):
 
 def build_rows(
     pools: Iterable[facts.PoolFacts | facts.UnreadPool], *, now: float
-) -> tuple[PoolRow, ...]:
+) -> tuple[NodePoolRow, ...]:
     """Return the rows, in the order of namespaces, clusters and names."""
     rows = [_build_row(pool, now) for pool in pools]
     return tuple(sorted(rows, key=lambda row: (row.namespace, row.cluster, row.name)))
 
 
-def build_document(rows: Sequence[PoolRow]) -> dict[str, object]:
+def build_document(rows: Sequence[NodePoolRow]) -> dict[str, object]:
     """Return the content of the JSON document."""
     return {"pools": [{**row.to_json(), "counts": row.counts} for row in rows]}
 
 
-def _build_row(pool_facts: facts.PoolFacts | facts.UnreadPool, now: float) -> PoolRow:
+def _build_row(pool_facts: facts.PoolFacts | facts.UnreadPool, now: float) -> NodePoolRow:
     if isinstance(pool_facts, facts.UnreadPool):
         text = f"cannot read the NodePool: {pool_facts.problem}"
         cause = pool_causes.Cause("Unreadable", text, "", "update treenail, or correct the object")
-        return PoolRow(pool_facts.namespace, pool_facts.name, PoolState.UNKNOWN, causes=(cause,))
-    pool, states = (
-        pool_facts.pool,
-        map(partial(_find_machine_state, pool_facts), pool_facts.machines),
-    )
-    machines = dict(zip((machine.name for machine in pool_facts.machines), states, strict=True))
+        namespace, name = pool_facts.namespace, pool_facts.name
+        return NodePoolRow(namespace, name, PoolState.UNKNOWN, causes=(cause,))
+    pool = pool_facts.pool
+    machines = {each.name: _find_machine_state(pool_facts, each) for each in pool_facts.machines}
     found = pool_causes.find_causes(pool_facts, now)
-    return PoolRow(
+    return NodePoolRow(
         pool.namespace,
         pool.name,
         _find_state(pool_facts, machines, found),

@@ -26,8 +26,8 @@ from treenail.kube.transport import kubeconfig, native
 T = TypeVar("T")
 _NO_PARAMS: Mapping[str, str] = {}
 _CORE_CONFIGS = {"labelSelector": f"{hosted_key.CORE_CONFIG}=true"}
-GUEST_LIMIT_S, _GUESTS_LIMIT_S = 5.0, 20.0
-"""Limits of one request to a hosted cluster, and until the last one begins."""
+_GUESTS_LIMIT_S = 20.0
+"""Limit until the last request to a hosted cluster begins."""
 _GUEST_THREADS = 16
 _CapiObject = clusterapi.Machine | clusterapi.MachineSet | clusterapi.MachineDeployment
 _CAPI_KINDS: tuple[tuple[resources.Resource, Callable[[object], _CapiObject]], ...] = (
@@ -38,12 +38,18 @@ _CAPI_KINDS: tuple[tuple[resources.Resource, Callable[[object], _CapiObject]], .
 
 
 def read_pools(
-    client: api_client.Client, clock: clocks.Clock, namespace: str, names: Sequence[str]
+    client: api_client.Client,
+    clock: clocks.Clock,
+    namespace: str = "",
+    names: Sequence[str] = (),
+    *,
+    guest_limit_s: float = 5.0,
 ) -> list[facts.PoolFacts | facts.UnreadPool]:
     """Read NodePools, by default all of all namespaces.
 
     A name is that of a NodePool, or ``NAMESPACE/NAME``. Raises `ClusterError` when the NodePools
-    cannot be read, and `UsageError` for a name that none of them has.
+    cannot be read, and `UsageError` for a name that none of them has. ``guest_limit_s`` limits each
+    request to a hosted cluster.
     """
     try:
         documents = client.list(resources.NODEPOOLS, namespace=namespace).items
@@ -63,7 +69,9 @@ def read_pools(
         )
     readable = [pool for pool in chosen if isinstance(pool, nodepool.NodePool)]
     is_limited = bool(namespace or names)
-    found = _SnapshotReader(client, clock).read_facts(readable, is_limited=is_limited)
+    found = _SnapshotReader(client, clock, guest_limit_s).read_facts(
+        readable, is_limited=is_limited
+    )
     return [*found, *(pool for pool in chosen if isinstance(pool, facts.UnreadPool))]
 
 
@@ -83,9 +91,12 @@ def _read_pool(document: api_client.Json) -> nodepool.NodePool | facts.UnreadPoo
 class _SnapshotReader:
     """Reads the objects of some pools, and notes what it could not read."""
 
-    def __init__(self, client: api_client.Client, clock: clocks.Clock) -> None:
+    def __init__(
+        self, client: api_client.Client, clock: clocks.Clock, guest_limit_s: float
+    ) -> None:
         self._client = client
         self._clock = clock
+        self._guest_limit_s = guest_limit_s
         self._unread: dict[str, list[str]] = defaultdict(list)
         """Sentences by namespace of a control plane or full name of a pool; "" is all pools."""
 
@@ -190,12 +201,12 @@ class _SnapshotReader:
         copies = {}
         try:
             token = self._find_secret(name, namespace)
-            for base in _list_user_data(pool_facts):
+            for base in _list_boot_secrets(pool_facts):
                 copy = self._find_secret(f"{base}-userdata", namespace)
                 suffix = base.removeprefix(nodepool.USER_DATA_PREFIX)
                 owner = self._find_secret(nodepool.TOKEN_PREFIX + suffix, namespace)
                 if copy is not None:
-                    copies[f"{base}-userdata"] = compare_user_data(copy, owner)
+                    copies[f"{base}-userdata"] = compare_tokens(copy, owner)
         except errors.ClusterError as error:
             self._note(namespace, f"Secrets of namespace {namespace}", error)
             return pool_facts
@@ -235,10 +246,10 @@ class _SnapshotReader:
             raise errors.ClusterError("it has no kubeconfig yet")
         text = _decode(resources.get_object(secret, "data").get(place.key))
         config = kubeconfig.read_kubeconfig_text(text, f"Secret {plane}/{place.name}")
-        transport = native.HttpTransport(config, self._clock, connect_s=GUEST_LIMIT_S)
+        transport = native.HttpTransport(config, self._clock, connect_s=self._guest_limit_s)
         nodes: dict[str, node.Node] = {}
         try:
-            guest = api_client.Client(transport, limit_s=GUEST_LIMIT_S)
+            guest = api_client.Client(transport, limit_s=self._guest_limit_s)
             for page in guest.list_pages(resources.NODES):
                 nodes |= {each.name: each for each in map(node.Node.from_json, page.items)}
                 if self._clock.monotonic() > end:
@@ -248,7 +259,7 @@ class _SnapshotReader:
         return nodes
 
 
-def compare_user_data(copy: api_client.Json, token: api_client.Json | None) -> facts.UserDataCopy:
+def compare_tokens(copy: api_client.Json, token: api_client.Json | None) -> facts.UserDataCopy:
     """Compare the token in a copy of the pointer config with those of the token Secret.
 
     A copy that is no pointer config with a token is stale: no machine gets a config with it.
@@ -271,7 +282,7 @@ def compare_user_data(copy: api_client.Json, token: api_client.Json | None) -> f
     return facts.UserDataCopy.STALE
 
 
-def _list_user_data(pool_facts: facts.PoolFacts) -> list[str]:
+def _list_boot_secrets(pool_facts: facts.PoolFacts) -> list[str]:
     """Return the Secrets whose copies new machines boot from; none unless KubeVirt copies them."""
     if pool_facts.pool.platform != nodepool.KUBEVIRT or pool_facts.template is None:
         return []
