@@ -55,6 +55,22 @@ NODES = {
 NO_TOKEN: dict[str, Any] = {"token": None}
 WAITING = (read_machine("np-0", NEW, node="", status=STARTING),)
 
+DETACHING = {
+    "phase": "Deleting", "nodeRef": {"name": "np-0"},
+    "conditions": [make_condition("Deleting", "True", "WaitingForVolumeDetach", "pvc-1")],
+    "deprecated": {"v1beta1": {"conditions": [make_condition("DrainingSucceeded", "True")]}},
+}  # fmt: skip
+UNREADY = {
+    "phase": "Running", "nodeRef": {"name": "np-0"},
+    "conditions": [
+        make_condition("InfrastructureReady", "True"),
+        {**make_condition("NodeHealthy", "False", "NodeNotReady"), "lastTransitionTime": YOUNG},
+    ],
+}  # fmt: skip
+IGNITION = nodepool.HostedCluster.from_json(
+    hosted.with_status(hosted.make_hosted_cluster(), ignitionEndpoint="ign.example.com")
+)
+
 CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
     ("at rest", "Replace", {}, ("", False, ""), ""),
     ("at rest in place", "InPlace", {"target": OLD}, ("", False, ""), ""),
@@ -413,13 +429,14 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "Ignition not reached",
         "Replace",
         {
+            "cluster": IGNITION,
             "machines": WAITING,
             "conditions": [
                 make_condition("ReachedIgnitionEndpoint", "False", "ignitionNotReached")
             ],
         },
         ("IgnitionNotReached", True, AGED),
-        "curl -k",
+        "curl -k https://ign.example.com/ignition",
     ),
     (
         "unready machine",
@@ -471,7 +488,182 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         ("Updating", False, hosted.SINCE),
         "",
     ),
+    (
+        "core config, as it was before",
+        "Replace",
+        {
+            "conditions": [
+                make_condition(
+                    "ValidMachineConfig",
+                    "True",
+                    "AsExpected",
+                    "expected 3 core ignition configs, found 2",
+                )
+            ]
+        },
+        ("", False, ""),
+        "",
+    ),
+    (
+        "core config, counted since",
+        "Replace",
+        {
+            "conditions": [
+                make_condition(
+                    "ValidMachineConfig",
+                    "False",
+                    "ValidationFailed",
+                    "expected 3 core ignition configs, found 2",
+                )
+            ]
+        },
+        ("MissingCoreConfig", True, hosted.SINCE),
+        "logs",
+    ),
+    (
+        "no pending change",
+        "Replace",
+        {"conditions": [make_condition("ConfigUpdatePending", "False")]},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "payload is unknown",
+        "Replace",
+        {
+            **NO_TOKEN,
+            "has_secrets": False,
+            "conditions": [make_condition("ValidGeneratedPayload", "True")],
+        },
+        ("", False, ""),
+        "",
+    ),
+    (
+        "token without value",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, has_token=False)},
+        ("PayloadMissing", False, AGED),
+        "logs",
+    ),
+    (
+        "payload not made yet",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, reason="", message="")},
+        ("PayloadMissing", False, AGED),
+        "logs",
+    ),
+    (
+        "token of a time that Go did not write",
+        "Replace",
+        {"token": dataclasses.replace(TOKEN, rotated_at="yesterday")},
+        ("", False, ""),
+        "",
+    ),
+    (
+        "drain is over",
+        "Replace",
+        {"machines": (read_machine("np-0", deleting=AGED, status=DETACHING),)},
+        ("Deleting", True, AGED),
+        "describe machine np-0",
+    ),
+    (
+        "drain with a limit",
+        "Replace",
+        {
+            "machines": (
+                dataclasses.replace(
+                    read_machine("np-0", deleting=AGED, status=OLD_DRAINED), drain_timeout_s=60.0
+                ),
+            )
+        },
+        ("Draining", True, AGED),
+        "exclude-node-draining=",
+    ),
+    (
+        "machine with a failure",
+        "Replace",
+        {"machines": (dataclasses.replace(read_machine("np-0"), failure="no quota"),)},
+        ("MachineFailed", True, AGED),
+        "describe machine np-0",
+    ),
+    (
+        "unready for a short time",
+        "Replace",
+        {"machines": (read_machine("np-0", status=UNREADY),)},
+        ("MachineNotReady", False, YOUNG),
+        "",
+    ),
+    (
+        "OnDelete, and only new machines",
+        "Replace",
+        {
+            "target": NEW,
+            "template": {"strategy": "OnDelete"},
+            "machines": (read_machine("np-0", NEW),),
+        },
+        ("Updating", False, ""),
+        "",
+    ),
+    (
+        "many old machines",
+        "Replace",
+        {"target": NEW, "machines": tuple(read_machine(f"np-{n}") for n in range(9))},
+        ("Updating", False, ""),
+        "",
+    ),
+    (
+        "one old machine",
+        "Replace",
+        {"target": NEW, "machines": (read_machine("np-0"), read_machine("np-1", NEW))},
+        ("Updating", False, ""),
+        "",
+    ),
+    (
+        "drains that are done",
+        "InPlace",
+        {
+            "target": NEW,
+            "nodes": {
+                "a": read_node("a", desiredDrain="drain-1", lastAppliedDrain="drain-1"),
+                "b": read_node("b", desiredDrain="uncordon-1", lastAppliedDrain="drain-1"),
+            },
+        },
+        ("Updating", False, ""),
+        "",
+    ),
 ]
+
+
+TEXTS = {
+    "bad pause": "is soon, which HyperShift ignores: it is no RFC 3339 time",
+    "upgrade held": "ClusterVersionUpgradeable is false (AdminAckRequired: remove v1beta3)",
+    "core config, by the condition": "HyperShift expects 3, and found 2",
+    "core config, counted since": "HyperShift expects 3, and found 2; now there are 3",
+    "core config for mirrors": "HyperShift expects at least 3, and 2 exist",
+    "payload not made yet": "(511): the Ignition server has not made the config yet",
+    "token without value": f"(511): token-np-{OLD} has no token",
+    "endless drain": "np-0 is drained without a time limit: DrainingNode: Pod ns/db: no budget",
+    "drain with a limit": "np-0 is drained: DrainingFailed: pod ns/db",
+    "drain is over": "np-0 is deleted: WaitingForVolumeDetach: pvc-1",
+    "failed machine": "machine np-0 failed: Failed",
+    "machine with a failure": "machine np-0 failed: no quota",
+    "unready for a short time": "machine np-0: NodeHealthy is False: NodeNotReady",
+    "Ignition not reached": "np-0 has not joined yet; no machine has fetched its config",
+    "conducted": "RolloutPolicy slow conducts the rollout: HyperShift selects no node",
+    "replace by hand": "replaces a machine when it is deleted; machines np-0, np-1 are old",
+    "OnDelete, and only new machines": "the update begins",
+    "many old machines": "machines np-0, np-1, np-2 and 6 more are old",
+    "one old machine": "machine np-0 is old",
+    "drains that are done": "the update begins",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_of_a_cause_has_facts_and_upstream_words(name: str) -> None:
+    (case,) = (case for case in CASES if case[0] == name)
+    found = causes.find_causes(make_facts(case[1], **case[2]), NOW)
+    assert TEXTS[name] in found[0].message
+    assert not found[0].message.endswith(":")
 
 
 @pytest.mark.parametrize(
@@ -491,6 +683,43 @@ def test_first_cause_of_a_pool(
         assert cause.message.isprintable()
         assert len(cause.message) <= 400
         assert "eyJ" not in cause.message
+
+
+PROGRESSING = make_cluster(make_condition("Progressing", "True", "Progressing"))
+BLOCKED = make_condition("Progressing", "False", "Blocked", "not upgradeable")
+
+
+@pytest.mark.parametrize(
+    ("upgrade_type", "changes", "expected"),
+    [
+        (
+            "Replace",
+            {"conditions": [make_condition(
+                "ValidMachineConfig", "False", "ValidationFailed",
+                "expected 3 core ignition configs, found 2",
+            )]},
+            [("MissingCoreConfig", True)],
+        ),
+        ("Replace", {**NO_TOKEN, "target": NEW}, [("TokenMissing", False), ("Updating", False)]),
+        ("InPlace", {**NO_TOKEN, "target": NEW}, [("TokenMissing", True), ("Updating", False)]),
+        ("Replace", {"cluster": PROGRESSING}, []),
+        ("Replace", {"cluster": make_cluster(BLOCKED)}, [("UpgradeHeld", True)]),
+        ("Replace", {"pool": {"replicas": None, "autoScaling": {"max": 3}}}, []),
+        ("Replace", {"unread": ("Machines: forbidden",), "core_configs": None}, []),
+        ("Replace", {"conditions": [make_condition("ValidArch", "Unknown", "Wait")]}, []),
+    ],
+)  # fmt: skip
+def test_all_causes_of_a_pool(
+    upgrade_type: str, changes: dict[str, Any], expected: list[tuple[str, bool]]
+) -> None:
+    found = causes.find_causes(make_facts(upgrade_type, **changes), NOW)
+    assert [(cause.kind, cause.is_blocking) for cause in found] == expected
+
+
+def test_pause_without_its_condition_has_no_time() -> None:
+    active = make_condition("ReconciliationActive", "True")
+    found = causes.find_causes(make_facts(pool={"pausedUntil": "true"}, conditions=[active]), NOW)
+    assert (found[0].kind, found[0].since) == ("Paused", "")
 
 
 def test_many_machines_are_counted() -> None:

@@ -22,6 +22,7 @@ UNREADY = {
     "phase": "Running", "nodeRef": {"name": "np-0"},
     "conditions": [{**hosted.make_condition("NodeHealthy", "False"), "lastTransitionTime": YOUNG}],
 }  # fmt: skip
+BROKEN = (dataclasses.replace(read_machine("a"), failure="no quota"),)
 STARTING = {"phase": "Provisioning"}
 DELETED = (read_machine("a", deleting=YOUNG),)
 NOT_READY = (read_machine("a", status=UNREADY),)
@@ -59,7 +60,9 @@ def build_row(upgrade_type: str = "Replace", **changes: Any) -> rows.NodePoolRow
             "Blocked",
             {"failed": 1},
         ),
+        ("Replace", {"machines": BROKEN}, "Blocked", {"failed": 1}),
         ("InPlace", {"target": OLD}, "Updated", {"updated": 2}),
+        ("InPlace", {"target": OLD, "machines": NOT_READY}, "Updating", {"not ready": 1}),
         ("InPlace", {"target": NEW}, "Updating", {"joined": 2}),
         (
             "InPlace",
@@ -73,6 +76,19 @@ def build_row(upgrade_type: str = "Replace", **changes: Any) -> rows.NodePoolRow
             "Updating",
             {"updated": 1, "updating": 1},
         ),
+        (
+            "InPlace",
+            {
+                "target": NEW,
+                "machines": NOT_READY,
+                "nodes": {"np-0": read_node("np-0", currentConfig=OLD, desiredConfig=NEW)},
+            },
+            "Updating",
+            {"updating": 1},
+        ),
+        ("InPlace", {"target": OLD, "nodes": {}}, "Updated", {"joined": 2}),
+        ("InPlace", {"target": OLD, "nodes": {"np-0": read_node("np-0")}}, "Updated",
+         {"updated": 1, "joined": 1}),
         ("InPlace", {"target": NEW, "nodes": {"np-0": read_node("np-0")}}, "Updating",
          {"old": 1, "joined": 1}),
         ("InPlace", {"target": NEW, "nodes": {"np-0": read_node("np-0", state="Degraded")}},
@@ -95,6 +111,12 @@ def test_pool_without_a_template_is_not_updated() -> None:
         ["HyperShift has made no machines yet"],
         [],
     ]
+
+
+def test_pool_waits_since_its_first_cause() -> None:
+    assert build_row().since == ""
+    failed = hosted.make_condition("ValidReleaseImage", "False", "ValidationFailed")
+    assert build_row(conditions=[failed]).since == hosted.SINCE
 
 
 def test_pool_that_cannot_be_read_is_a_row() -> None:

@@ -153,6 +153,7 @@ class _Finder:
         words = {name: quote(word) for name, word in names.items()}
         template = _STEPS.get(kind, "" if kind in _PROGRESS else _VALID_STEP)
         step = template.format_map(self._words | words)
+        since = "" if clocks.parse_rfc3339(since) is None else since
         return Cause(_bound(kind), _bound(text.rstrip(": ")), since, step, is_blocking)
 
     def _make_aged(self, kind: str, text: str, since: str, limit_s: float, **names: str) -> Cause:
@@ -278,8 +279,9 @@ class _Finder:
                 kind, text = "TokenNotRenewed", f"the token in Secret {name} is too old"
                 since = _format_time(made + _TOKEN_LIFETIME_S)
             elif token.reason != _AS_EXPECTED or is_missing or not token.has_token:
-                reason = token.reason or "the Ignition server has not made it yet"
-                kind, text = "PayloadMissing", f"{reason}: {token.message}"
+                reason = token.reason or "the Ignition server has not made the config yet"
+                text = f"{reason}: {token.message}"
+                kind, text = "PayloadMissing", text if token.has_token else f"{name} has no token"
         if kind:
             text = f"machines get no config (511): {text}"
             yield self._make(kind, text, since, is_blocking=is_blocking, name=name)

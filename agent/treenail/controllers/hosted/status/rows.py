@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
+from treenail import sanitize
 from treenail.api import annotations as key
 from treenail.api.hosted import clusterapi
 from treenail.controllers.hosted.status import causes as pool_causes
 from treenail.controllers.hosted.status import facts
 from treenail.encoding import codec
 
+_MAX_TEXT = 253
 DOCUMENT_KIND = "HostedPoolStatusList"
 
 
@@ -101,17 +104,18 @@ def _build_row(pool_facts: facts.PoolFacts | facts.UnreadPool, now: float) -> No
     pool = pool_facts.pool
     machines = {each.name: _find_machine_state(pool_facts, each) for each in pool_facts.machines}
     found = pool_causes.find_causes(pool_facts, now)
+    bound = partial(sanitize.sanitize_text, limit=_MAX_TEXT)
     return NodePoolRow(
         pool.namespace,
         pool.name,
         _find_state(pool_facts, machines, found),
-        cluster=pool.cluster_name,
-        platform=pool.platform,
+        cluster=bound(pool.cluster_name),
+        platform=bound(pool.platform),
         upgrade_type=pool.upgrade_type,
-        current_hash=pool_facts.current_hash,
-        wanted_hash=pool_facts.wanted_hash,
-        current_version=pool.version,
-        wanted_version=pool_facts.wanted_version,
+        current_hash=bound(pool_facts.current_hash),
+        wanted_hash=bound(pool_facts.wanted_hash),
+        current_version=bound(pool.version),
+        wanted_version=bound(pool_facts.wanted_version),
         replicas=None if pool.autoscaling else pool.replicas,
         machines=machines,
         causes=found,
@@ -132,8 +136,7 @@ def _find_state(
     if not pool_facts.wanted_hash:
         return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATING
     is_at_rest = pool_facts.wanted_hash == pool_facts.current_hash
-    good = MachineState.JOINED if pool_facts.pool.is_in_place else MachineState.UPDATED
-    if not is_at_rest or set(machines.values()) - {good, MachineState.UPDATED}:
+    if not is_at_rest or set(machines.values()) - {MachineState.UPDATED, MachineState.JOINED}:
         return PoolState.UPDATING
     return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATED
 

@@ -207,7 +207,7 @@ class _SnapshotReader:
                 owner = self._find_secret(nodepool.TOKEN_PREFIX + suffix, namespace)
                 if copy is not None:
                     copies[f"{base}-userdata"] = compare_tokens(copy, owner)
-        except errors.ClusterError as error:
+        except (errors.ClusterError, errors.ConfigError) as error:
             self._note(namespace, f"Secrets of namespace {namespace}", error)
             return pool_facts
         return dataclasses.replace(
@@ -222,12 +222,14 @@ class _SnapshotReader:
 
     def _read_guests(self, found: Sequence[facts.PoolFacts]) -> dict[str, dict[str, node.Node]]:
         """Read the nodes of hosted clusters whose pools update in place, all at the same time."""
-        pools = {each.pool.full_name: each.control_plane for each in found if _needs_nodes(each)}
+        changing = [each for each in found if _needs_nodes(each) and each.control_plane]
+        pools = {each.pool.full_name: each.control_plane for each in changing}
         end = self._clock.monotonic() + _GUESTS_LIMIT_S
         nodes = {}
         with ThreadPoolExecutor(_GUEST_THREADS) as executor:
-            planes = {*pools.values()} - {""}
-            results = {plane: executor.submit(self._read_guest, plane, end) for plane in planes}
+            results = {
+                plane: executor.submit(self._read_guest, plane, end) for plane in {*pools.values()}
+            }
             for pool, plane in pools.items():
                 try:
                     nodes[plane] = results[plane].result()
