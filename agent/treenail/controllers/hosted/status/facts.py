@@ -65,13 +65,9 @@ class PoolFacts:
     @property
     def wanted_hash(self) -> str:
         """Hash that HyperShift works towards; empty before it made its first template."""
-        match self.template:
-            case clusterapi.MachineSet() as machine_set:
-                return machine_set.target_hash
-            case clusterapi.MachineDeployment() as deployment:
-                return self.pool.read_secret_hash(deployment.data_secret)
-            case None:
-                return ""
+        if isinstance(self.template, clusterapi.MachineSet):
+            return self.template.target_hash
+        return self.pool.read_secret_hash(self.template.data_secret) if self.template else ""
 
     @property
     def current_hash(self) -> str:
@@ -97,3 +93,7 @@ class UnreadPool:
     namespace: str
     name: str
     problem: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -59,10 +59,10 @@ def read_pools(
             remedy="connect to the management cluster of HyperShift with --kubeconfig",
         ) from error
     pools = [*map(_read_pool, documents)]
-    chosen = [pool for pool in pools if not names or {pool.name, _full_name(pool)} & {*names}]
-    known = {name for pool in chosen for name in (pool.name, _full_name(pool))}
+    chosen = [pool for pool in pools if not names or {pool.name, pool.full_name} & {*names}]
+    known = {name for pool in chosen for name in (pool.name, pool.full_name)}
     if missing := [name for name in names if name not in known]:
-        listed = ", ".join(sorted(map(_full_name, pools))[:20]) or "none"
+        listed = ", ".join(sorted(pool.full_name for pool in pools)[:20]) or "none"
         raise errors.UsageError(
             f"cannot find NodePool {missing[0]}: the cluster has {listed}",
             remedy="name one of these",
@@ -73,10 +73,6 @@ def read_pools(
         readable, is_limited=is_limited
     )
     return [*found, *(pool for pool in chosen if isinstance(pool, facts.UnreadPool))]
-
-
-def _full_name(pool: nodepool.NodePool | facts.UnreadPool) -> str:
-    return f"{pool.namespace}/{pool.name}"
 
 
 def _read_pool(document: api_client.Json) -> nodepool.NodePool | facts.UnreadPool:
@@ -180,9 +176,9 @@ class _SnapshotReader:
     def _read_capi_objects(self, places: Sequence[str]) -> dict[str, list[_CapiObject]]:
         """Return the objects of Cluster API by the full name of their NodePool."""
         objects: dict[str, list[_CapiObject]] = defaultdict(list)
-        versions = clusterapi.VERSIONS
+        group, versions = clusterapi.GROUP, clusterapi.VERSIONS
         try:
-            version = discovery.find_served_version(self._client, clusterapi.GROUP, versions)
+            version = discovery.find_served_version(self._client, group, versions)
         except errors.ClusterError as error:
             self._note("", "Machines", error)
             return objects
