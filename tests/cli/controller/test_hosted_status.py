@@ -118,6 +118,8 @@ def read_document(management: Management, capsys: pytest.CaptureFixture[str]) ->
 def test_pools_are_shown_with_what_they_wait_for(
     management: Management, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert management.run() == 0
+    assert capsys.readouterr().out == "no NodePools found\n"
     management.add_replaced_pool()
     broken = hosted.make_node_pool("broken")
     broken["spec"]["management"]["upgradeType"] = "Later\x1b[2J"

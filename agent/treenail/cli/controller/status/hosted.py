@@ -32,6 +32,9 @@ def print_hosted_status(arguments: argparse.Namespace) -> int:
     listed = rows.build_rows(pools, now=now)
     chosen: output_format.OutputFormat = arguments.output
     if chosen in (output_format.OutputFormat.TABLE, output_format.OutputFormat.WIDE):
+        if not listed:
+            print("no NodePools found")
+            return 0
         cells = [_format_cells(row, now) for row in listed]
         notes = (_format_notes(row, now) for row in listed)
         output_format.print_table_with_notes(
