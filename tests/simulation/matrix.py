@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tests.records import write_record
 from tests.simulation.faults import FAULTS, FaultAt
 from tests.simulation.run import ClusterRun
-from treenail.controllers.rollout.controller import RESTORED_WAIT_S
+from treenail.controllers.runtime.informer_set import RESTORED_WAIT_S
 
 log = logging.getLogger(__name__)
 

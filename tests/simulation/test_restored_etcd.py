@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.rollout import GROUP, POOLS, Rollout, SimulatedCluster
-from treenail.controllers.rollout.controller import RESTORED_WAIT_S
+from treenail.controllers.runtime.informer_set import RESTORED_WAIT_S
 from treenail_lab.apiserver.request import ServerRequest
 
 LOST_VERSIONS = 1000

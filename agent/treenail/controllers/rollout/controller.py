@@ -36,12 +36,6 @@ _DECISIVE = (
     resources.MACHINEOSBUILDS.plural,
 )
 """Kinds whose watches must be current for an assignment."""
-RESTORED_WAIT_S = 90.0
-"""Time after a restore of etcd in which nothing is assigned.
-
-The restored state shows nodes in service that are draining or down. Agents report within a minute,
-and the node lifecycle controller marks a node without a kubelet after 50 s.
-"""
 PAUSE_FACTOR = 4.0
 """Pause of a pool after a reconciliation, as a multiple of its duration.
 
@@ -100,7 +94,7 @@ class RolloutController:
             external_gates.BackgroundGates(gates, clock, self._gate_executor),
             events,
             settings,
-            parallel_map=self._executor.map,
+            access=reconcile.PoolAccess.of_client(client, self._executor.map),
             tags=self._make_tag_dependencies(tags, metrics),
         )
         self._pool_metrics = (
@@ -338,7 +332,7 @@ class RolloutController:
     def _find_stale_reason(self) -> str:
         if self._informers is None:
             return ""
-        if self._informers.restored_s < RESTORED_WAIT_S:
+        if self._informers.restored_s < informer_set.RESTORED_WAIT_S:
             return "the API server returned to an older state, and nodes report again"
         return self._informers.describe_staleness(_DECISIVE)
 

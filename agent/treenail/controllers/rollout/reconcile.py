@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from treenail import clocks
 from treenail.api import annotations as key
@@ -47,7 +48,16 @@ from treenail.errors import (
 from treenail.kube import api_client, event_recorder, resources
 
 
-class ConfigChecker:
+class ConfigChecker(Protocol):
+    """Checks the target of a pool directly before nodes get it."""
+
+    def check_config(
+        self, pool: machineconfigpool.MachineConfigPool
+    ) -> os_image.GateWaiting | os_image.GateBlocked | None: ...
+    def forget_pool(self, name: str) -> None: ...
+
+
+class RenderedConfigChecker:
     """Remembers the config of each pool that exists. Thread-safe for different pools."""
 
     def __init__(self, client: api_client.Client) -> None:
@@ -86,6 +96,23 @@ log = logging.getLogger(__name__)
 _MAX_PINNED_SETS = 100  # in the CRD of the pool
 CONFLICT_RETRY_S = 0.5
 """Delay after a conflict. By then the cache shows what the other client wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccess:
+    """How pools of one kind and their nodes are checked and written."""
+
+    pools: writer.PoolWriter
+    configs: ConfigChecker
+    parallel_map: writer.ParallelMap = map
+
+    @classmethod
+    def of_client(
+        cls, client: api_client.Client, parallel_map: writer.ParallelMap = map
+    ) -> "PoolAccess":
+        """Return the access to MachineConfigPools and the Nodes of their cluster."""
+        pools = writer.MachineConfigPoolWriter(client)
+        return cls(pools, RenderedConfigChecker(client), parallel_map)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +194,11 @@ class RolloutReconciler:
         events: event_recorder.EventRecorder,
         settings: RolloutSettings,
         *,
-        parallel_map: writer.ParallelMap = map,
+        access: PoolAccess | None = None,
         tags: image_tag_updater.TagDependencies | None = None,
     ) -> None:
+        """``client`` writes the status of policies, and MachineConfigPools without ``access``."""
+        access = access or PoolAccess.of_client(client)
         self._caches = caches
         self._clock = clock
         self._gates = gates
@@ -178,12 +207,14 @@ class RolloutReconciler:
         self._expected = expected_writes.ExpectedNodes()
         self._pools = expected_writes.ExpectedPools()
         self._status_written_at: dict[str, float] = {}
-        self._configs = ConfigChecker(client)
+        self._configs = access.configs
+        self._pool_writer = access.pools
         self._writer = writer.RolloutWriter(
             client,
+            self._pool_writer,
             clock,
             self._expected,
-            parallel_map=parallel_map,
+            parallel_map=access.parallel_map,
             image_key=settings.image_key,
         )
         self._locks = lock_manager.LockManager(
@@ -559,12 +590,7 @@ class RolloutReconciler:
         self, pool: machineconfigpool.MachineConfigPool, written: pool_status.PoolStatus
     ) -> None:
         """Emit an Event for a problem that is new or has another message."""
-        regarding = event_recorder.ObjectReference(
-            machineconfigpool.KIND,
-            pool.name,
-            uid=pool.metadata.uid,
-            api_version=machineconfigpool.API_VERSION,
-        )
+        regarding = self._pool_writer.refer_to(pool)
         for condition in pool_status.find_new_problems(pool, written):
             self._events.record_warning(regarding, condition.reason, condition.message)
 

@@ -8,6 +8,7 @@ pool and its policy to the annotations of nodes.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
@@ -22,7 +23,7 @@ from treenail.controllers.pools import (
     rollout_record,
 )
 from treenail.controllers.rollout.locks import LOCKS_STATUS, NodeLock
-from treenail.kube import api_client, resources
+from treenail.kube import api_client, event_recorder, resources
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,65 @@ class SettingsChange:
 
     node: node_facts.NodeFacts
     annotations: Mapping[str, str | None]
+
+
+class PoolWriter(Protocol):
+    """Sends the writes of a rollout to one kind of pools and their nodes. Raises `ClusterError`.
+
+    A node that changed since it was observed gets no write.
+    """
+
+    def refer_to(
+        self, pool: machineconfigpool.MachineConfigPool
+    ) -> event_recorder.ObjectReference: ...
+    def write_status(
+        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
+    ) -> machineconfigpool.MachineConfigPool: ...
+    def assign_target(
+        self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
+    ) -> None: ...
+    def annotate_node(
+        self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
+    ) -> None: ...
+
+
+class MachineConfigPoolWriter:
+    """Writes MachineConfigPools and the Nodes of the same cluster."""
+
+    def __init__(self, client: api_client.Client) -> None:
+        self._client = client
+
+    def refer_to(self, pool: machineconfigpool.MachineConfigPool) -> event_recorder.ObjectReference:
+        """Return the MachineConfigPool."""
+        return event_recorder.ObjectReference(
+            machineconfigpool.KIND,
+            pool.name,
+            uid=pool.metadata.uid,
+            api_version=machineconfigpool.API_VERSION,
+        )
+
+    def write_status(
+        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
+    ) -> machineconfigpool.MachineConfigPool:
+        """Write by a merge patch, which keeps the status fields of other controllers."""
+        body: decode.Json = {
+            "metadata": {"resourceVersion": pool.metadata.resource_version},
+            "status": status,
+        }
+        response = self._client.patch(
+            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
+        )
+        return pool_membership.ObservedPool.from_json(response).pool
+
+    def annotate_node(
+        self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Write the annotations of the Node."""
+        metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
+        self._client.patch(resources.NODES, node.name, {"metadata": metadata})
+
+    assign_target = annotate_node
+    """The agent acts on the annotations."""
 
 
 def build_settings(
@@ -117,11 +177,15 @@ def find_settings_changes(
 
 
 class RolloutWriter:
-    """Writes nodes and pools. Raises `ClusterError`, except in the methods that return errors."""
+    """Decides what a write contains and remembers it; ``pools`` sends it.
+
+    Raises `ClusterError`, except in the methods that return errors.
+    """
 
     def __init__(
         self,
         client: api_client.Client,
+        pools: PoolWriter,
         clock: clocks.Clock,
         expected: expected_writes.ExpectedNodes,
         *,
@@ -129,6 +193,7 @@ class RolloutWriter:
         image_key: str = key.DESIRED_OS_IMAGE,
     ) -> None:
         self._client = client
+        self._pools = pools
         self._clock = clock
         self._expected = expected
         self._parallel_map = parallel_map
@@ -189,7 +254,7 @@ class RolloutWriter:
 
         def write(node: node_facts.NodeFacts) -> errors.ClusterError | None:
             try:
-                self._annotate_node(node, by_name[node.name].annotations)
+                self._pools.annotate_node(node, by_name[node.name].annotations)
             except (errors.ConflictError, errors.NotFoundError):
                 # The next reconciliation decides again, once the cache shows the change.
                 log.debug("node %s changed before its annotations were written", node.name)
@@ -217,51 +282,30 @@ class RolloutWriter:
         """Write the record to the pool's status and return the pool from the response."""
         stored = pool.status.get(rollout_record.ROLLOUT_STATUS)
         patch = _build_replacement(stored, record.to_json())
-        return self._write_status(pool, {rollout_record.ROLLOUT_STATUS: patch})
+        return self._pools.write_status(pool, {rollout_record.ROLLOUT_STATUS: patch})
 
     def write_image_tag(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
         """Replace how the tag was resolved, or remove it if empty; return the pool as above."""
         patch = _build_replacement(pool.status.get(image_tags.TAG_STATUS), status)
-        return self._write_status(pool, {image_tags.TAG_STATUS: patch if status else None})
+        return self._pools.write_status(pool, {image_tags.TAG_STATUS: patch if status else None})
 
     def write_locks(
         self, pool: machineconfigpool.MachineConfigPool, locks: Iterable[NodeLock]
     ) -> machineconfigpool.MachineConfigPool:
         """Write the locks that nodes may hold and return the pool from the response."""
-        return self._write_status(pool, {LOCKS_STATUS: [lock.to_json() for lock in locks]})
+        return self._pools.write_status(pool, {LOCKS_STATUS: [lock.to_json() for lock in locks]})
 
     def write_status(
         self, pool: machineconfigpool.MachineConfigPool, status: pool_status.PoolStatus
     ) -> machineconfigpool.MachineConfigPool:
-        """Write the pool's status fields and return the pool from the response.
-
-        A merge patch keeps the status fields of other controllers.
-        """
-        return self._write_status(pool, status.to_json())
-
-    def _write_status(
-        self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
-    ) -> machineconfigpool.MachineConfigPool:
-        body: decode.Json = {
-            "metadata": {"resourceVersion": pool.metadata.resource_version},
-            "status": status,
-        }
-        response = self._client.patch(
-            resources.MACHINECONFIGPOOLS, pool.name, body, subresource="status"
-        )
-        return pool_membership.ObservedPool.from_json(response).pool
+        """Write the pool's status fields and return the pool from the response."""
+        return self._pools.write_status(pool, status.to_json())
 
     def clear_lock(self, node: node_facts.NodeFacts) -> None:
         """Remove the lock annotation after the lock server released the lock."""
-        self._annotate_node(node, {node_facts.LOCKED_BY: None})
-
-    def _annotate_node(
-        self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
-    ) -> None:
-        metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
-        self._client.patch(resources.NODES, node.name, {"metadata": metadata})
+        self._pools.annotate_node(node, {node_facts.LOCKED_BY: None})
 
     def _build_annotations(
         self, target: node_facts.RolloutTarget, now: float, lock_server: str
@@ -286,7 +330,7 @@ class RolloutWriter:
         if node.prestage_target is not None:
             own |= _CLEARED_PRESTAGE_ANNOTATIONS
         try:
-            self._annotate_node(node, own)
+            self._pools.assign_target(node, own)
         except errors.ConflictError as error:
             if not self._expected.note_conflict(node.name):
                 return error

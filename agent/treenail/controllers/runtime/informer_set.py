@@ -11,6 +11,13 @@ from treenail.kube.informer import ChangeHandler, Informer
 
 log = logging.getLogger(__name__)
 
+RESTORED_WAIT_S = 90.0
+"""Time after a restore of etcd in which nothing is assigned.
+
+The restored state shows nodes in service that are draining or down. Agents report within a minute,
+and the node lifecycle controller marks a node without a kubelet after 50 s.
+"""
+
 T = TypeVar("T")
 
 Projection = Callable[[Json], T | None]
@@ -112,7 +119,7 @@ class InformerSet:
                 self._client,
                 scope,
                 self._clock,
-                lambda document: tuple(_project_object(project, document) for project in projects),
+                lambda document: tuple(project_object(project, document) for project in projects),
                 on_lost=lambda error: self._handle_watch_error(scope, error),
             )
             # The kind of an optional scope can be installed later.
@@ -244,7 +251,8 @@ class InformerSet:
             handler()
 
 
-def _project_object(project: Projection[object], document: Json) -> object | None:
+def project_object(project: Projection[T], document: Json) -> T | None:
+    """Return the part of an object; None, with a log entry, for one that cannot be read."""
     try:
         return project(document)
     except errors.TreenailError as error:
