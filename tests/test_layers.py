@@ -61,6 +61,8 @@ CONTROLLER_EXCEPTIONS = {
     "generate": ("controllers.render.render",),
     # It hands over builds that this controller then owns.
     "handover": ("controllers.image_build.",),
+    # It gives NodePools to the reconciler of pools.
+    "hosted": ("controllers.rollout.",),
 }
 
 PURE = {"api", "config", "update", "image"}

@@ -22,6 +22,7 @@ from treenail.controllers.drain.controller import DrainController
 from treenail.controllers.generate.controller import GenerateController
 from treenail.controllers.handover.controller import InstallationGate, InstallController
 from treenail.controllers.handover.image_mover import ImageMover
+from treenail.controllers.hosted.conduct.controller import ConductController
 from treenail.controllers.image_build import controller
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
@@ -303,8 +304,12 @@ class Place:
 
 
 def has_access(account: Cluster) -> bool:
-    """Whether the role of a controller has effect: each one may list Nodes or pools."""
-    paths = ("/api/v1/nodes", "/apis/machineconfiguration.openshift.io/v1/machineconfigpools")
+    """Whether the role of a controller has effect: each one may list Nodes, pools or policies."""
+    paths = (
+        "/api/v1/nodes",
+        "/apis/machineconfiguration.openshift.io/v1/machineconfigpools",
+        "/apis/treenail.io/v1alpha1/rolloutpolicies",
+    )
     return any(account.get(path).code == 200 for path in paths)
 
 
@@ -327,6 +332,7 @@ def make_controllers(
         ],
         "install": [InstallController(client, CLOCK, recorder, mover, namespace=namespace)],
         "approve": [ApprovalController(client, CLOCK, recorder, namespace)],
+        "hosted": [ConductController(client, CLOCK, gates, recorder, lambda: True)],
     }
 
 

@@ -16,6 +16,7 @@ from cryptography import x509
 from tests.contract.csr import SIGNER, USAGES, make_pkcs10
 from tests.controllers.clusters import LIMIT_S, Place, make_controllers
 from tests.controllers.rollout.agents import Agents
+from tests.fixtures import hosted
 from tests.fixtures.clusters import KUBECONFIG, open_lab
 from tests.fixtures.controllers import CLOCK, open_client, run_controllers
 from tests.fixtures.objects import make_object
@@ -56,6 +57,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 pytestmark = [pytest.mark.integration]
 CONTROLLERS = ("render", "rollout", "drain", "build", "install", "approve")
 ALL = (*CONTROLLERS, "machineconfignodes")
+EVERY = {*ALL, "generate", "hosted"}
 BUDGETS, REQUESTS = 64, 60
 LARGE = 1_200_000
 
@@ -73,7 +75,7 @@ def place(kubeconfig: Path, tmp_path: Path) -> Iterator[Place]:
 def find_started() -> set[str]:
     """Return the controllers whose workers run."""
     threads = {thread.name.rpartition("-")[0] for thread in threading.enumerate()}
-    return threads & {*ALL, "generate"}
+    return threads & EVERY
 
 
 def make_budget(size: int) -> dict[str, Any]:
@@ -126,7 +128,8 @@ BLOCKED: dict[Resource, set[str]] = {
     CONTROLLERCONFIGS: {"render", "generate"},
     MACHINEOSCONFIGS: {"generate", "rollout", "build", "install"},
     MACHINEOSBUILDS: {"rollout", "build", "install"},
-    ROLLOUTPOLICIES: {"rollout"},
+    ROLLOUTPOLICIES: {"rollout", "hosted"},
+    **{resource: {"hosted"} for resource in (*hosted.HYPERSHIFT_KINDS, *hosted.CAPI_KINDS)},
     MACHINECONFIGNODES: {"machineconfignodes"},
     CERTIFICATESIGNINGREQUESTS: {"approve"},
     SECRETS: {"install"},
@@ -150,6 +153,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     with open_lab(tmp_path_factory.mktemp("large")) as (server, client):
         for document in installation.load_crds("crds/generate"):
             client.create(CUSTOMRESOURCEDEFINITIONS, document)
+        hosted.install_hosted_kinds(client)
         yield server
 
 
@@ -186,7 +190,7 @@ def test_kind_with_an_object_that_is_too_large_stops_only_who_requires_it(
             store_large_object(lab, resource) as key,
             run_controllers(client, *controllers, metrics=metrics) as runtime,
         ):
-            expected = {*ALL, "generate"} - BLOCKED[resource]
+            expected = EVERY - BLOCKED[resource]
             wait_until(
                 lambda: find_started() == expected and resource.plural in runtime.degraded_reason
             )
@@ -208,5 +212,5 @@ def test_table_has_every_watched_kind(lab: LabServer) -> None:
         metrics = ControllerMetrics()
         known = make_controllers(client, EventRecorder(client, "a", "a", CLOCK), metrics, NAMESPACE)
         with run_controllers(client, *(each for found in known.values() for each in found)) as it:
-            wait_until(lambda: find_started() == {*ALL, "generate"})
+            wait_until(lambda: find_started() == EVERY)
             assert {*it._informers.plurals} == {resource.plural for resource in BLOCKED}

@@ -149,6 +149,17 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("DELETE", f"{MCO}/machineosconfigs/absent", None),
         ("POST", "/apis/batch/v1/namespaces/default/jobs", {"metadata": {"name": "a"}}),
     ),
+    # Without the Role of a control plane.
+    "hosted": (
+        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("PATCH", f"{MCO}/machineconfigpools/absent/status", {}),
+        ("GET", "/api/v1/namespaces/default/configmaps/treenail-rollouts", None),
+        ("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "a"}}),
+        ("GET", "/api/v1/namespaces/default/secrets/admin-kubeconfig", None),
+        ("DELETE", "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/absent", None),
+        ("GET", "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/absent", None),
+        ("PATCH", "/apis/hypershift.openshift.io/v1beta1/namespaces/default/nodepools/absent", {}),
+    ),
 }
 
 
@@ -176,7 +187,7 @@ def test_controller_is_refused_what_others_do(
         assert find_allowed(account, NEVER + OTHERS[controller]) == []
         # In its own namespace it reads no Secret but those of gates, builds and installations.
         secret = f"/api/v1/namespaces/{place.prefix}/secrets/absent"
-        readers = ("rollout", "build", "install")
+        readers = ("rollout", "build", "install", "hosted")
         assert account.get(secret).code == (404 if controller in readers else 403)
         lease = f"/apis/coordination.k8s.io/v1/namespaces/{place.prefix}/leases"
         assert account.get(lease).code == 403

@@ -3,6 +3,9 @@
 PART_OF_LABELS = {"app.kubernetes.io/part-of": "treenail"}
 """Labels of every object that treenail creates; ``uninstall`` finds them by it."""
 
+HOSTED_ROLLOUTS = "treenail-rollouts"
+"""ConfigMap in the namespace of a hosted control plane, with the records of its rollouts."""
+
 CONTROLLER = "treenail-controller"
 """Deployment, Lease, ServiceAccount and source of Events of the controllers."""
 NAMESPACE = "treenail"

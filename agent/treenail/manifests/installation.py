@@ -1,6 +1,6 @@
 """Manifests that install controllers and agents in a cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
@@ -48,6 +48,8 @@ class InstallOptions:
     """Annotation of a Node that names its image, for the controllers and the Ignition server."""
     serve_namespace: str = ""
     """Namespace of the Ignition server; empty for the default one."""
+    control_planes: Mapping[str, str] = field(default_factory=dict)
+    """Of hosted clusters: the infrastructure ID, or nothing, by namespace."""
 
     @property
     def has_builds(self) -> bool:
@@ -90,6 +92,7 @@ def build_documents(options: InstallOptions) -> list[decode.Json]:
         ),
         *build_node_access(),
         *_build_controller_access(options),
+        *build_hosted_access(options),
         _build_deployment(options),
         _build_disruption_budget(options),
         _build_network_policy(options),
@@ -172,6 +175,17 @@ def _build_controller_access(options: InstallOptions) -> list[decode.Json]:
     ]
 
 
+def build_hosted_access(options: InstallOptions) -> list[decode.Json]:
+    """Build the access to hosted clusters: one Role in the namespace of each control plane."""
+    account: decode.Json = {"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}
+    name, found = f"{NAME}-hosted", []
+    for namespace, infra_id in options.control_planes.items():
+        rules = permissions.build_hosted_rules(infra_id)
+        found.append(_build_role("Role", name, namespace, rules))
+        found.append(_build_binding("RoleBinding", name, namespace, account))
+    return found
+
+
 def _build_kubelet_config_access(account: decode.Json) -> list[decode.Json]:
     """Build the access to the kubelet's configuration in a cluster of kubeadm."""
     name, namespace = f"{NAME}-kubelet-config", "kube-system"
@@ -248,7 +262,7 @@ def _build_approval_arguments(options: InstallOptions) -> list[str]:
 
 def _build_gate_access(options: InstallOptions, account: decode.Json) -> list[decode.Json]:
     """Build the access to the Secrets that rollout policies name."""
-    if "rollout" not in options.controllers:
+    if {"rollout", "hosted"}.isdisjoint(options.controllers):
         return []
     name = f"{NAME}-gates"
     rules = permissions.build_rules([permissions.GATE_VERBS])

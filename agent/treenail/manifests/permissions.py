@@ -32,6 +32,11 @@ EVENT_VERBS: Verbs = {"events": ("create", "patch")}
 GATE_VERBS: Verbs = {"secrets": ("get",)}
 """Verbs for the Secrets of gates, in the namespace of the controller."""
 
+
+def _grant(verbs: tuple[str, ...], *kinds: resources.Resource) -> Verbs:
+    return {f"{kind.plural}.{kind.group}": verbs for kind in kinds}
+
+
 CONTROLLER_VERBS: Mapping[str, Verbs] = {
     "render": {
         f"machineconfigs.{GROUP}": ("create", "delete", "get", *_WATCH_VERBS),
@@ -40,7 +45,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         # The OwnerReferencesPermissionEnforcement plugin needs this for blockOwnerDeletion.
         f"machineconfigpools/finalizers.{GROUP}": ("update",),
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
-        **{f"{source.plural}.{source.group}": _WATCH_VERBS for source in _POOL_SOURCES},
+        **_grant(_WATCH_VERBS, *_POOL_SOURCES),
         f"osimagestreams.{GROUP}": _WATCH_VERBS,
         "nodes": _WATCH_VERBS,
     },
@@ -107,10 +112,7 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"controllerconfigs.{GROUP}": _WATCH_VERBS,
         f"machineosconfigs.{GROUP}": _WATCH_VERBS,
         "deployments.apps": ("get",),
-        **{
-            f"{source.plural}.{source.group}": _WATCH_VERBS
-            for source in resources.GENERATOR_SOURCES
-        },
+        **_grant(_WATCH_VERBS, *resources.GENERATOR_SOURCES),
         **{
             f"{source.plural}{part}.{source.group}": verbs
             for source in _POOL_SOURCES
@@ -123,9 +125,19 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         "clusterimagepolicies/status.config.openshift.io": ("patch",),
         "imagepolicies/status.config.openshift.io": ("patch",),
     },
+    # The rest is in the namespace of each control plane: `build_hosted_rules`.
+    "hosted": {
+        # Beside NodePools: also where the Roles of a hosted cluster are missing.
+        **EVENT_VERBS,
+        **_grant(_WATCH_VERBS, resources.NODEPOOLS, resources.HOSTEDCLUSTERS),
+        **_grant(_WATCH_VERBS, resources.HOSTEDCONTROLPLANES, resources.MACHINES),
+        **_grant(("get", *_WATCH_VERBS), resources.MACHINESETS, resources.MACHINEDEPLOYMENTS),
+        f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": _WATCH_VERBS,
+        f"rolloutpolicies/status.{resources.ROLLOUTPOLICIES.group}": ("patch",),
+    },
 }
 
-_OPTIONAL_CONTROLLERS = ("approve", "build", "install", "generate")
+_OPTIONAL_CONTROLLERS = ("approve", "build", "install", "generate", "hosted")
 DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in _OPTIONAL_CONTROLLERS)
 """Controllers of a cluster without image builds, new machines and an installation in image mode."""
 
@@ -140,6 +152,18 @@ BUILD_VERBS: Verbs = {
 
 ADOPTION_VERBS: Verbs = {"secrets": ("create", "get", "update")}
 """Verbs of the install controller in the namespace of builds: the logins of the installation."""
+
+
+def build_hosted_rules(infra_id: str) -> list[Json]:
+    """Build the rules for one control plane; ``infra_id`` names its Cluster of Cluster API."""
+    secrets = ["admin-kubeconfig", *([f"{infra_id}-kubeconfig"] if infra_id else [])]
+    return [
+        _build_rule(f"machines.{resources.MACHINES.group}", ["delete"]),
+        # RBAC cannot restrict create by resourceNames: the request has no name yet.
+        _build_rule("configmaps", ["create"]),
+        *build_named_rules({"configmaps": component_names.HOSTED_ROLLOUTS}, ("get", "patch")),
+        {**_build_rule("secrets", ["get"]), "resourceNames": secrets},
+    ]
 
 
 SERVER_VERBS: Verbs = {

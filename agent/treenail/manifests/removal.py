@@ -10,7 +10,7 @@ from functools import cache
 
 from treenail.api import annotations as key
 from treenail.api import decode, object_meta
-from treenail.api.component_names import PART_OF_LABELS
+from treenail.api.component_names import HOSTED_ROLLOUTS, NAMESPACE, PART_OF_LABELS
 from treenail.controllers.handover import handover_objects, image_mode
 from treenail.installer.directory import prepared_manifests
 from treenail.kube import resources
@@ -71,7 +71,9 @@ class FoundObject:
 
 def build_all_manifests() -> list[decode.Json]:
     """Build the manifests of every option, in the default namespaces."""
-    options = installation.InstallOptions(tuple(permissions.CONTROLLER_VERBS))
+    options = installation.InstallOptions(
+        tuple(permissions.CONTROLLER_VERBS), control_planes={NAMESPACE: ""}
+    )
     return [
         *installation.build_documents(options),
         *ignition_server.build_server_documents(options),
@@ -88,7 +90,11 @@ def list_written_names() -> Names:
         (resources.LEASES.group, "Lease"): {installation.NAME},
         (resources.JOBS.group, "Job"): set(),
         **{(permissions.GROUP, kind): set() for kind in _ANY_NAME_KINDS},
-        ("", "ConfigMap"): {image_mode.CONFIGMAP, handover_objects.RESULT_CONFIGMAP},
+        ("", "ConfigMap"): {
+            HOSTED_ROLLOUTS,
+            image_mode.CONFIGMAP,
+            handover_objects.RESULT_CONFIGMAP,
+        },
         ("", "Secret"): {handover_objects.HANDOVER_SECRET, prepared_manifests.PULL_SECRET,
                          prepared_manifests.PUSH_SECRET},
     }  # fmt: skip

@@ -57,6 +57,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
                 "treenail-controller manifests --enable serve | kubectl apply -f -",
             ),
             (
+                "permit the controller hosted to work for one hosted cluster",
+                "treenail-controller manifests --only hosted --control-plane clusters-example",
+            ),
+            (
                 "permit agents to work under the Machine Config Operator",
                 "treenail-controller manifests --only agent | kubectl apply -f -",
             ),
@@ -121,9 +125,19 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument(
         "--only",
-        choices=("agent",),
+        choices=("agent", "hosted"),
         help="print only the permissions and the admission policy of agents, for a cluster that "
-        "the Machine Config Operator controls (default: everything)",
+        "the Machine Config Operator controls, or only those for hosted clusters (default: "
+        "everything)",
+    )
+    parser.add_argument(
+        "--control-plane",
+        action="append",
+        default=[],
+        type=_parse_control_plane,
+        metavar="NAMESPACE[,INFRA-ID]",
+        help="permit the controller hosted to work in this namespace of a HostedControlPlane; with "
+        "its infrastructure ID also to read the kubeconfig of Cluster API; repeatable",
     )
     parser.add_argument(
         "--monitoring",
@@ -276,6 +290,11 @@ def _parse_parts(text: str) -> tuple[str, ...]:
     return (*(controllers.parse_controllers(others) if others.strip(",") else ()), SERVE)
 
 
+def _parse_control_plane(text: str) -> tuple[str, str]:
+    namespace, _, infra_id = text.partition(",")
+    return connect.parse_namespace(namespace), infra_id and _parse_secret_name(infra_id)
+
+
 def _check_no_server_arguments(arguments: argparse.Namespace) -> None:
     for option in ("tokens", "registry_needs_cluster"):
         if getattr(arguments, option):
@@ -309,9 +328,8 @@ def _check_install_namespaces(arguments: argparse.Namespace) -> None:
             )
 
 
-def print_manifests(arguments: argparse.Namespace) -> int:
-    """Print the manifests."""
-    enabled = tuple(name for name in arguments.enable if name != SERVE)
+def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) -> None:
+    """Raise `UsageError` for options that do not belong together."""
     if arguments.monitoring and not enabled:
         raise UsageError(
             "cannot use --monitoring without a controller", remedy="add one to --enable"
@@ -330,12 +348,23 @@ def print_manifests(arguments: argparse.Namespace) -> int:
             remedy="add build to --enable, or leave --signing-key-secret out",
         )
     _check_install_namespaces(arguments)
+    if arguments.control_plane and "hosted" not in (arguments.only, *arguments.enable):
+        raise UsageError(
+            "cannot use --control-plane without the controller hosted",
+            remedy="add hosted to --enable, or use --only hosted",
+        )
     if SERVE not in arguments.enable or arguments.only:
         _check_no_server_arguments(arguments)
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
     if arguments.only and arguments.metrics_from is not None:
         raise UsageError("cannot use --metrics-from with --only: agents have no NetworkPolicy")
+
+
+def print_manifests(arguments: argparse.Namespace) -> int:
+    """Print the manifests."""
+    enabled = tuple(name for name in arguments.enable if name != SERVE)
+    _check_arguments(arguments, enabled)
     readers = arguments.metrics_from
     if readers is None:
         readers = (_MONITORING_NAMESPACE,) if arguments.monitoring else ()
@@ -351,12 +380,14 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         signing_key_secret=arguments.signing_key_secret or "",
         image_annotation=key.PREFIX + arguments.image_annotation,
         serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",
+        control_planes=dict(arguments.control_plane),
     )
-    objects = (
-        installation.build_node_access()
-        if arguments.only == "agent"
-        else installation.build_documents(options)
-    )
+    if arguments.only == "agent":
+        objects = installation.build_node_access()
+    elif arguments.only == "hosted":
+        objects = installation.build_hosted_access(options)
+    else:
+        objects = installation.build_documents(options)
     if SERVE in arguments.enable and arguments.only is None:
         server = ignition_server.ServerOptions(
             arguments.tokens or ignition_server.ServerOptions().tokens,

@@ -133,6 +133,7 @@ class ControllerProcess:
                 resources.SECRETS, name, namespace=self._find_namespace()
             ),
             find_namespace=self._find_namespace,
+            is_leader=lambda: self._runtime.is_leader,
         )
         self._elector: lease.LeaderElector | None = None
         make_elector: runtime.MakeElector = runtime.make_sole_leader

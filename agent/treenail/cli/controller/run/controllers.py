@@ -31,6 +31,8 @@ class ControllerContext:
     """Reads a Secret of the controller's namespace. Raises `ClusterError`."""
     find_namespace: Callable[[], str]
     """Returns the controller's namespace; raises `UsageError` where it is unknown."""
+    is_leader: Callable[[], bool] = lambda: True
+    """Returns whether this process may write; for clients of other API servers."""
 
     def create_client(self, controller: str) -> api_client.Client:
         """Return a client whose writes the API server records under the controller's name."""

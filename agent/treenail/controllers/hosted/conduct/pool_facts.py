@@ -1,0 +1,328 @@
+"""A NodePool as a MachineConfigPool value, and its nodes or Machines as nodes of it. Pure.
+
+The rollout of a MachineConfigPool then decides for it. The name of the config is the hash of
+HyperShift, for Replace together with the infrastructure template.
+
+With InPlace a member is a Node of the hosted cluster. With Replace it is a place in the pool: an
+old Machine, which a deletion empties, and later the Machine that Cluster API creates for it.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from treenail import clocks
+from treenail.api import decode, machineconfigpool
+from treenail.api.annotations import OWN_PREFIX, NodeState
+from treenail.api.hosted import annotations as hosted_key
+from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.pools import (
+    node_facts,
+    node_selection,
+    os_image,
+    rollout_policy,
+    rollout_record,
+)
+from treenail.errors import ConfigError
+
+MAX_UNAVAILABLE = OWN_PREFIX + "max-unavailable"
+"""Annotation of a NodePool: treenail's limit, because HyperShift's own must select no node."""
+_ON_DELETE = "OnDelete"
+_NO_CREATION = clusterapi.GROUP + "/disable-machine-create"
+"""Annotation of an older MachineSet, from Cluster API for OnDelete."""
+_CLOCK_SKEW_S = 120.0
+"""By which the API server's clock may be behind: a replacement is younger than the deletion."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolObjects:
+    """A NodePool and what HyperShift and Cluster API made from it."""
+
+    pool: nodepool.NodePool
+    cluster: nodepool.HostedCluster
+    owner: clusterapi.MachineSet | clusterapi.MachineDeployment | None = None
+    """The MachineSet of InPlace, the MachineDeployment of Replace."""
+    template_sets: tuple[clusterapi.MachineSet, ...] = ()
+    """For Replace: the MachineSets of the deployment."""
+    machines: tuple[clusterapi.Machine, ...] = ()
+    """Those that one of these MachineSets controls."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the control plane."""
+        return self.cluster.control_plane_namespace
+
+    @property
+    def target(self) -> str:
+        """Hash or template that the members should have; empty before it is known."""
+        if isinstance(self.owner, clusterapi.MachineSet):
+            return self.owner.target_hash
+        return "" if self.owner is None else _name_template(self.pool, self.owner)
+
+    @property
+    def needs_guest(self) -> bool:
+        """Whether treenail selects nodes of the pool in the hosted cluster now."""
+        owner = self.owner
+        if not isinstance(owner, clusterapi.MachineSet) or owner.current_hash == owner.target_hash:
+            return False
+        return isinstance(find_target(self), os_image.GateOpen)
+
+
+def find_target(objects: PoolObjects) -> os_image.GateVerdict:
+    """Return the target of the pool, or why treenail may select no node for it now."""
+    pool, owner = objects.pool, objects.owner
+    if pool.is_in_place and isinstance(owner, clusterapi.MachineSet) and owner.target_hash:
+        limit = owner.max_unavailable
+        if not (limit.startswith("-") and limit[1:].isdecimal() and int(limit) < 0):
+            fact = (
+                f"annotation {hosted_key.MAX_UNAVAILABLE} of its MachineSet is {limit or 'absent'}"
+            )
+            return _block_selection(
+                pool, f"{fact}, expected a negative count", {"inPlace": {"maxUnavailable": -1}}
+            )
+        return os_image.GateOpen(node_facts.RolloutTarget(objects.target), "of the MachineSet")
+    if pool.is_in_place or not isinstance(owner, clusterapi.MachineDeployment):
+        return os_image.GateWaiting("waiting: HyperShift has set no target for the machines yet")
+    if not pool.replace_strategy == owner.strategy == _ON_DELETE:
+        fact = f"the strategy of its MachineDeployment is {owner.strategy or 'RollingUpdate'}"
+        wanted = {"replace": {"strategy": _ON_DELETE, "rollingUpdate": None}}
+        return _block_selection(pool, f"{fact}, expected {_ON_DELETE}", wanted)
+    names = {each.name: _name_template(pool, each) for each in objects.template_sets}
+    # Before, an older MachineSet would create the deleted Machine again.
+    are_old_ready = all(
+        each.metadata.annotations.get(_NO_CREATION) == "true"
+        for each in objects.template_sets
+        if each.replicas and names[each.name] != objects.target
+    )
+    is_seen = owner.observed_generation >= owner.metadata.generation
+    if not (is_seen and are_old_ready and objects.target in names.values()):
+        return os_image.GateWaiting(
+            "waiting: Cluster API has not changed to the present template of the Machines yet"
+        )
+    return os_image.GateOpen(node_facts.RolloutTarget(objects.target), "of the MachineDeployment")
+
+
+def _block_selection(
+    pool: nodepool.NodePool, fact: str, management: Mapping[str, object]
+) -> os_image.GateBlocked:
+    patch = json.dumps({"spec": {"management": management}})
+    return os_image.GateBlocked(
+        f"HyperShift selects the nodes of NodePool {pool.full_name} itself: {fact}; run: kubectl "
+        f"patch nodepool {pool.name} -n {pool.namespace} --type merge -p '{patch}', or remove the "
+        f"annotation {hosted_key.ROLLOUT_POLICY}",
+        "HyperShiftSelects",
+    )
+
+
+def _name_template(
+    pool: nodepool.NodePool, owner: clusterapi.MachineSet | clusterapi.MachineDeployment
+) -> str:
+    """Name the template by what HyperShift changes in it to replace Machines."""
+    secret = pool.read_secret_hash(owner.data_secret) or owner.data_secret
+    return "/".join(filter(None, (secret, owner.infrastructure_name)))
+
+
+def is_paused(objects: PoolObjects, now: float) -> bool:
+    """Return whether ``pausedUntil`` of the NodePool or its cluster stops HyperShift, and us."""
+    texts = (objects.pool.paused_until, objects.cluster.paused_until)
+    return any(nodepool.is_paused(text, now) for text in texts)
+
+
+def build_pool(
+    objects: PoolObjects, status: decode.Json, version: str, *, now: float
+) -> machineconfigpool.MachineConfigPool:
+    """Build the MachineConfigPool value of a NodePool; ``status`` is that of the record."""
+    pool = objects.pool
+    limit = pool.metadata.annotations.get(MAX_UNAVAILABLE, "1")
+    return machineconfigpool.MachineConfigPool.from_json(
+        {
+            "metadata": {
+                "name": pool.full_name,
+                "uid": pool.metadata.uid,
+                "resourceVersion": version,
+                "generation": pool.metadata.generation,
+                "deletionTimestamp": pool.metadata.others.get("deletionTimestamp"),
+            },
+            "spec": {
+                "configuration": {"name": objects.target},
+                "maxUnavailable": int(limit) if limit.isdecimal() else limit,
+                "paused": is_paused(objects, now),
+                "rolloutPolicy": pool.rollout_policy,
+            },
+            "status": status,
+        }
+    )
+
+
+def check_annotations(
+    pool: nodepool.NodePool, policies: Mapping[str, rollout_policy.ObservedPolicy]
+) -> ConfigError | None:
+    """Return what is wrong with the annotations of a NodePool for treenail; None for nothing."""
+    where = f"of NodePool {pool.full_name}"
+    if pool.rollout_policy not in policies:
+        return rollout_policy.MissingPolicyError(
+            f"RolloutPolicy {pool.rollout_policy} does not exist, and annotation "
+            f"{hosted_key.ROLLOUT_POLICY} {where} names it",
+            remedy="create it, or correct the annotation; until then no node is assigned",
+        )
+    limit = pool.metadata.annotations.get(MAX_UNAVAILABLE, "1")
+    if (limit.isdecimal() and len(limit) < 10) or node_selection.PERCENTAGE.fullmatch(limit):
+        return None
+    return ConfigError(
+        f"annotation {MAX_UNAVAILABLE} {where} is {limit!r:.40}, which is neither a count nor a "
+        "percentage",
+        remedy="set it to a number such as 2, or to a percentage such as 10%",
+    )
+
+
+def list_in_place_nodes(
+    objects: PoolObjects, nodes: Mapping[str, node_facts.NodeFacts] | None
+) -> tuple[node_facts.NodeFacts, ...]:
+    """Return a node for each Machine of the pool; ``nodes`` are those of the hosted cluster.
+
+    None for a pool whose nodes are not watched: they are what the MachineSet reports. A Machine
+    without its Node counts as unavailable.
+    """
+    owner, members = objects.owner, []
+    current = owner.current_hash if isinstance(owner, clusterapi.MachineSet) else ""
+    for machine in objects.machines:
+        node = node_facts.NodeFacts(
+            machine.node_name or machine.name,
+            current_config=current,
+            desired_config=current,
+            state=NodeState.DONE.value,
+        )
+        if nodes is not None:
+            found = nodes.get(machine.node_name, node_facts.NodeFacts(node.name, is_healthy=False))
+            # HyperShift assigns no image, and its nodes have no lock: a node could only pretend.
+            node = replace(found, current_image=None, desired_image=None, locked_by="")
+        if not machine.is_deleting:
+            members.append(node)
+    return tuple(sorted(members, key=lambda node: node.name))
+
+
+def list_replace_places(
+    objects: PoolObjects, status: decode.Json
+) -> tuple[node_facts.NodeFacts, ...]:
+    """Return the places of a Replace pool: Machines, and as many as are missing.
+
+    A Machine that is being deleted fills a place that has no other one yet.
+    """
+    owner, pool = objects.owner, objects.pool
+    if not isinstance(owner, clusterapi.MachineDeployment):
+        return ()
+    places = {machine.name: machine for machine in _list_machines(objects)}
+    missing = max((owner.replicas or 0) - len(places), 0)
+    record = _read_record(status)
+    names = dict.fromkeys(() if record is None else record.assigned_now)
+    names |= dict.fromkeys(each.name for each in objects.machines if each.is_deleting)
+    names |= dict.fromkeys(f"{pool.name} machine {number + 1}" for number in range(missing))
+    empty = node_facts.NodeFacts(
+        "",
+        desired_config=objects.target,
+        state=NodeState.WORKING.value,
+        is_healthy=False,
+    )
+    for name in [name for name in names if name not in places][:missing]:
+        places[name] = replace(empty, name=name)
+    return tuple(places[name] for name in sorted(places))
+
+
+def _list_machines(objects: PoolObjects) -> list[node_facts.NodeFacts]:
+    """List the Machines that stay."""
+    configs = {each.uid: _name_template(objects.pool, each) for each in objects.template_sets}
+    return [
+        _read_machine(machine, configs.get(owner.uid, ""))
+        for machine in objects.machines
+        if not machine.is_deleting and (owner := machine.get_controller()) is not None
+    ]
+
+
+def _read_machine(machine: clusterapi.Machine, config: str) -> node_facts.NodeFacts:
+    healthy = nodepool.find_condition(
+        (*machine.conditions, *machine.old_conditions), clusterapi.ConditionType.NODE_HEALTHY
+    )
+    is_running = machine.phase == "Running" if healthy is None else healthy.status == "True"
+    # A Machine that never joined may be replaced at once. One whose node is down uses capacity:
+    # during an outage of the hosted API server all of them seem to be down.
+    state = NodeState.DONE if machine.node_name else NodeState.WORKING
+    if machine.phase == "Failed" or machine.failure:
+        state = NodeState.DEGRADED
+    return node_facts.NodeFacts(
+        machine.name,
+        labels=machine.metadata.labels,
+        created_at=machine.metadata.created,
+        is_healthy=is_running and bool(machine.node_name),
+        ready_changed_at=clocks.parse_rfc3339(healthy.last_transition_time) if healthy else None,
+        current_config=config,
+        desired_config=config,
+        state=state.value,
+        reason=machine.failure,
+        uid=machine.uid,
+        resource_version=machine.metadata.resource_version,
+    )
+
+
+def follow_replacements(objects: PoolObjects, status: decode.Json) -> decode.Json:
+    """Return the record in which the replacement of a deleted Machine has its place.
+
+    So a wave waits for the replacement. The result is the same until the record is written.
+    """
+    if (record := _read_record(status)) is None:
+        return status
+    places, assigned = _list_machines(objects), record.assigned_now
+    present = {place.name for place in places}
+    emptied = sorted((at, name) for name, at in assigned.items() if name not in present)
+    young = sorted(
+        (at, place.name)
+        for place in places
+        if place.current_config == objects.target
+        and place.name not in assigned
+        and (at := clocks.parse_rfc3339(place.created_at) or 0.0)
+        >= min(emptied, default=(at, ""))[0] - _CLOCK_SKEW_S
+    )
+    names = {old: new for (_, old), (_, new) in zip(emptied, young, strict=False)}
+    if not names:
+        return status
+    moved = {names.get(name, name): at for name, at in (record.assigned or {}).items()}
+    return _replace_record(status, replace(record, assigned=moved))
+
+
+def follow_redirects(
+    objects: PoolObjects,
+    nodes: Iterable[node_facts.NodeFacts],
+    status: decode.Json,
+    *,
+    now: float,
+) -> decode.Json:
+    """Return the record in which nodes that HyperShift redirected are assigned.
+
+    HyperShift gives a new target to nodes that are updating. treenail selected them for the
+    previous target, so they belong to the waves of the new one.
+    """
+    record = _read_record(status)
+    if record is None or record.assigned is None or record.began_at is None:
+        return status
+    # The rollout of a new target begins with this sync, in the next second at the latest.
+    since = record.began_at if record.target.config == objects.target else now + 2.0
+    redirected = {
+        node.name: int(since)
+        for node in nodes
+        if node.desired_config == objects.target
+        and record.assigned.get(node.name, since) < int(since)
+    }
+    if not redirected:
+        return status
+    return _replace_record(status, replace(record, assigned={**record.assigned, **redirected}))
+
+
+def _read_record(status: decode.Json) -> rollout_record.RolloutRecord | None:
+    """Read the record of the rollout; None without one, and for an invalid one."""
+    try:
+        return rollout_record.RolloutRecord.from_json(status[rollout_record.ROLLOUT_STATUS])
+    except (KeyError, ConfigError):
+        return None
+
+
+def _replace_record(status: decode.Json, record: rollout_record.RolloutRecord) -> decode.Json:
+    return {**status, rollout_record.ROLLOUT_STATUS: record.to_json()}
