@@ -30,7 +30,7 @@ MAX_UNAVAILABLE = OWN_PREFIX + "max-unavailable"
 _ON_DELETE = "OnDelete"
 _NO_CREATION = clusterapi.GROUP + "/disable-machine-create"
 """Annotation of an older MachineSet, from Cluster API for OnDelete."""
-_CLOCK_SKEW_S = 120.0
+_CLOCK_SKEW_S = 5.0
 """By which the API server's clock may be behind: a replacement is younger than the deletion."""
 
 
