@@ -57,6 +57,12 @@ SHARED_BY_CONTROLLERS = ("controllers.pools.", "controllers.runtime.")
 CONTROLLER_EXCEPTIONS = {
     "image_build": ("controllers.render.render",),
     "status": ("controllers.render.render",),
+    # Plans of hosted clusters show a change of nodes as other plans do.
+    "hosted": (
+        "controllers.render.render",
+        "controllers.status.causes",
+        "controllers.status.rollout_plan",
+    ),
     # They share the objects of a watch.
     "generate": ("controllers.render.render",),
     # It hands over builds that this controller then owns.

@@ -345,7 +345,7 @@ class _Generator:
             titles[_MAX_TITLES:] = [_MORE]
         annotations = {merge.GENERATED_BY: f"treenail-{__version__}"}
         present = self.present.get(name, MachineConfig(object_meta.ObjectMeta(name=name)))
-        ignition = _build_ignition(files)
+        ignition = build_ignition(files)
         if present.config == ignition:
             # The MCO need not write its own version again after a handback.
             annotations |= present.metadata.annotations
@@ -455,7 +455,8 @@ def _build_owners(
     return (replace(reference, controller=is_controller, block_owner_deletion=is_controller),)
 
 
-def _build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
+def build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
+    """Return the Ignition config that writes the files."""
     begin = "data:text/plain;charset=utf-8;base64,"
     entries = [
         {
