@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import cache
 from itertools import repeat
 
@@ -32,6 +33,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog=terminal.format_examples(
             ("plan a change", "treenail-controller plan -f pool.yaml"),
             ("plan what the cluster requests already", "treenail-controller plan --live"),
+            ("plan a change of NodePools", "treenail-controller plan --hosted -f nodepool.yaml"),
         ),
         formatter_class=terminal.HelpFormatter,
     )
@@ -46,6 +48,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--live", action="store_true", help="plan the changes that the cluster requests already"
     )
+    parser.add_argument(
+        "--hosted",
+        action="store_true",
+        help="plan which machines HyperShift replaces, drains or reboots for the NodePools, "
+        "HostedClusters and ConfigMaps in the files",
+    )
     parser.add_argument("--pool", metavar="NAME", help="plan this pool only (default: all pools)")
     connect.add_connection_arguments(parser)
     output_format.add_format_arguments(parser, output_format.TEXT_FORMATS)
@@ -56,6 +64,10 @@ def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan; return 1 if a pool cannot be planned, or an object cannot be applied."""
     if bool(arguments.filename) == arguments.live:
         raise errors.UsageError("cannot plan: name the change with -f, or use --live")
+    if arguments.hosted:
+        if arguments.live or arguments.pool:
+            raise errors.UsageError("cannot plan: --hosted needs -f, and neither --live nor --pool")
+        return _print_hosted_plan(arguments)
     documents = render.read_manifests(files.read_documents(arguments.filename or ()))
     for warning in (shown := tuple(documents.warnings)):
         print(f"{arguments.program}: warning: {warning}", file=sys.stderr)
@@ -96,6 +108,26 @@ def print_plan(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     is_wrong = documents.mistakes or any(pool_plan.problems for pool_plan in plans)
     return output.EXIT_FAILED if is_wrong else 0
+
+
+def _print_hosted_plan(arguments: argparse.Namespace) -> int:
+    # Imported late: most plans are of another cluster.
+    from treenail.controllers.hosted.plan import cluster_reader, hosted_plan
+
+    changes = hosted_plan.read_objects(files.read_documents(arguments.filename))
+    with connect.connect_cluster(arguments) as client:
+        before, machines = cluster_reader.read_objects(client, changes)
+    for text in hosted_plan.list_unused(hosted_plan.apply_objects(before, changes), changes):
+        print(f"{arguments.program}: warning: {text}", file=sys.stderr)
+    plans = hosted_plan.plan_pools(before, changes, machines, now=clocks.SystemClock().now())
+    output_format.print_output(
+        arguments.output,
+        kind="HostedPlan",
+        content=lambda: {"nodePools": [rollout_plan.convert_fields(asdict(one)) for one in plans]},
+        lines=lambda: [line for one in plans for line in hosted_plan.format_plan(one)],
+    )
+    sys.stdout.flush()
+    return output.EXIT_FAILED if any(one.problems for one in plans) else 0
 
 
 def _plan_pinned_sets(

@@ -398,15 +398,15 @@ def _plan_changes(
             writes_image_files=writes_image_files,
             image_source=image_source,
         )
-        name_cause = causes.CauseNames(snapshot.configs, old, config, snapshot.changed_objects).name
-        yield replace(
-            change,
-            steps=tuple(
-                PlannedAction(step.action, tuple(map(name_cause, step.reasons)))
-                for step in change.steps
-            ),
-            undisruptive=tuple(map(name_cause, change.undisruptive)),
-        )
+        known = causes.CauseNames(snapshot.configs, old, config, snapshot.changed_objects)
+        yield name_causes(change, known)
+
+
+def name_causes(change: NodeChange, names: causes.CauseNames) -> NodeChange:
+    """Name the objects behind generated MachineConfigs in the reasons of a change."""
+    steps = (replace(step, reasons=tuple(map(names.name, step.reasons))) for step in change.steps)
+    undisruptive = tuple(map(names.name, change.undisruptive))
+    return replace(change, steps=tuple(steps), undisruptive=undisruptive)
 
 
 def _plan_batches(
@@ -516,12 +516,12 @@ def convert_to_json(plans: Sequence[RolloutPlan]) -> decode.Json:
     """Convert the complete plan, with every node."""
     return {
         "pools": [
-            {**_convert_fields(asdict(plan)), "needsDrain": plan.needs_drain} for plan in plans
+            {**convert_fields(asdict(plan)), "needsDrain": plan.needs_drain} for plan in plans
         ]
     }
 
 
-def _convert_fields(fields: dict[str, object]) -> decode.Json:
+def convert_fields(fields: dict[str, object]) -> decode.Json:
     """Spell the names of fields as Kubernetes does: ``nodeCount`` for ``node_count``."""
     return {_convert_name(name): _convert_value(value) for name, value in fields.items()}
 
@@ -534,7 +534,7 @@ def _convert_name(name: str) -> str:
 def _convert_value(value: object) -> object:
     match value:
         case dict():
-            return _convert_fields(value)
+            return convert_fields(value)
         case list() | tuple():
             return [_convert_value(item) for item in value]
         case _:
@@ -562,7 +562,7 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
             f"{rollout_record.format_limit(plan.build.duration_s)}{like}"
         )
     for change in plan.changes:
-        yield from _format_change(change, plan.image_builder)
+        yield from format_change(change, plan.image_builder)
     yield from _format_order(plan)
     if plan.outage:
         yield f"  {plan.outage}"
@@ -573,7 +573,8 @@ def _format_pool(plan: RolloutPlan) -> Iterator[str]:
         )
 
 
-def _format_change(change: NodeChange, image_builder: str) -> Iterator[str]:
+def format_change(change: NodeChange, image_builder: str = "") -> Iterator[str]:
+    """Yield the lines of a change; ``image_builder`` builds the image with the config's files."""
     before = str(change.before) if change.before.config else "nothing"
     yield f"  {_format_count(len(change.nodes))} from {before}:"
     if change.unknown_reason:
