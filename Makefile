@@ -25,7 +25,7 @@ RUN = $(BIN)/python -m
 VM = PYTHONPATH=.:vm-tests $(RUN) vmlab.run
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-fast test-changed test-long test-cluster test-mco fuzz check format bench vm-test vm-smoke diagrams picture reports manuals rpm images clean
+.PHONY: help demo test test-fast test-changed test-long test-cluster test-mco test-hosted fuzz check format bench vm-test vm-smoke diagrams picture reports manuals rpm images clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile
@@ -59,6 +59,10 @@ fuzz: $(FUZZ_READY)  ## coverage-guided fuzzing of every reader: 10 minutes each
 # TREENAIL_TEST_MCC, TREENAIL_TEST_MCD and TREENAIL_TEST_MCS name programs; without a name its tests are skipped.
 test-mco: $(READY)  ## the agent and controllers with those of the MCO: minutes; see CONTRIBUTING.md
 	$(RUN) pytest -p no:cacheprovider -rs tests/mco $(ARGS)
+
+# TREENAIL_TEST_HYPERSHIFT and TREENAIL_TEST_CAPI_MANAGER name programs; without a name its tests are skipped.
+test-hosted: $(READY)  ## the programs of HyperShift and Cluster API on two API servers: minutes; see CONTRIBUTING.md
+	$(RUN) pytest -p no:cacheprovider -rs tests/hosted $(ARGS)
 
 check: $(READY)  ## format, lint (code and packaging), types and layers, changing nothing: seconds
 	$(RUN) ruff format --check .

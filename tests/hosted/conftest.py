@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.controllers import open_client
-from tests.hosted import programs
 from tests.hosted.clusters import HostedClusters, run_upgrader
 from tests.hosted.daemons import NodeDaemons
 from tests.realcluster import RealCluster, RealClusterError, find_programs
@@ -54,7 +53,6 @@ def clusters(servers: HostedClusters) -> HostedClusters:
 @pytest.fixture
 def daemons(clusters: HostedClusters, tmp_path: Path) -> Iterator[NodeDaemons]:
     """The daemons of the hosted cluster, beside HyperShift's upgrader."""
-    programs.find_program("inplace")
     with run_upgrader(clusters, tmp_path) as upgrader, NodeDaemons(clusters) as found:
         yield found
         assert upgrader.is_running, upgrader.read_log()[-2000:]

@@ -22,10 +22,15 @@ OLD, NEW = hosted.OLD_HASH, hosted.NEW_HASH
 REPLICAS = 3
 
 
+@pytest.fixture(autouse=True)
+def find_manager() -> None:
+    programs.CAPI_MANAGER.read()
+    programs.TREE.read()
+
+
 @pytest.fixture
 def provider(servers: HostedClusters, tmp_path: Path) -> Iterator[capi.MachineProvider]:
     """The actor beside CAPI's manager, with a Cluster without pools."""
-    programs.CAPI_MANAGER.read()
     capi.install_kinds(servers)
     capi.create_cluster(servers)
     with capi.run_manager(servers, tmp_path) as manager, capi.MachineProvider(servers) as found:

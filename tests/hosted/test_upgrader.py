@@ -7,6 +7,7 @@ everything else: payload, pods and drains.
 import pytest
 
 from tests.fixtures import hosted
+from tests.hosted import programs
 from tests.hosted.clusters import RELEASE_VERSION, WORKLOADS, HostedClusters, InPlacePool
 from tests.hosted.daemons import UPGRADER, NodeDaemons, Selection
 from tests.waiting import wait_until
@@ -20,6 +21,11 @@ pytestmark = [pytest.mark.integration]
 NAMES = ("w1", "w2", "w3")
 OLD, NEW, FIXED = hosted.OLD_HASH, hosted.NEW_HASH, "2c2c2c2c"
 LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def find_upgrader() -> None:
+    programs.find_program("inplace")
 
 
 @pytest.fixture
