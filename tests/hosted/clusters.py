@@ -132,6 +132,9 @@ class InPlacePool:
             namespace=hosted.CONTROL_PLANE,
         )
 
+    def label(self, node: str, labels: Json) -> None:
+        self._clusters.guest.patch(NODES, node, {"metadata": {"labels": labels}})
+
     def select(self, node: str, value: str) -> None:
         """Write a node's desiredConfig, as whoever conducts the update does."""
         notes = {key.DESIRED_CONFIG: value}
@@ -154,6 +157,11 @@ class InPlacePool:
         """Return the names of the nodes that have an upgrade pod."""
         pods = self._clusters.guest.list(PODS, namespace=f"{self.name}-upgrade").items
         return {str(get_pod_node(pod)) for pod in pods}
+
+
+def clear_state(clusters: HostedClusters, node: str) -> None:
+    """Do what the command does that treenail prints for a degraded node."""
+    clusters.guest.patch(NODES, node, {"metadata": {"annotations": {key.STATE: None}}})
 
 
 def get_pod_node(pod: Json) -> str:

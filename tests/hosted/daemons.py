@@ -70,14 +70,16 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """A write of a node's desiredConfig."""
+class NodeChange:
+    """One version of a Node, and the one before; None when it was created."""
 
-    node: str
-    current: str
-    before: str
-    after: str
-    writer: str
+    before: NodeState | None
+    after: NodeState
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether desiredConfig was written."""
+        return self.before is not None and self.before.desired != self.after.desired
 
 
 def _find_manager(metadata: Json, annotation: str) -> str:
@@ -96,9 +98,8 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
         self.failing: set[str] = set()
         self.applied: dict[str, list[str]] = defaultdict(list)
         """Hashes that each node's disk got, in their order."""
-        self.selections: list[Selection] = []
-        self.cordons: list[str] = []
-        """Nodes in the order in which they were cordoned."""
+        self.changes: list[NodeChange] = []
+        """Of all Nodes, in the order of the API server."""
         self._disks: dict[str, str] = {}
         self._failed: dict[str, float] = {}
         """Time of each failed node's next attempt."""
@@ -131,18 +132,22 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
         assert node is not None, name
         return node
 
-    def get_nodes(self) -> dict[str, NodeState]:
-        return dict(self._nodes.get_all())
+    def list_selections(self) -> list[NodeChange]:
+        return [change for change in self.changes if change.is_selection]
+
+    def list_cordons(self) -> list[str]:
+        """Return the nodes in the order in which they were cordoned."""
+        return [
+            change.after.name
+            for change in self.changes
+            if change.after.is_cordoned
+            and not (change.before is not None and change.before.is_cordoned)
+        ]
 
     def _note_node(self, name: str, before: NodeState | None, after: NodeState | None) -> None:
         if after is None:
             return
-        if before is not None and before.desired != after.desired:
-            self.selections.append(
-                Selection(name, after.current, before.desired, after.desired, after.desired_by)
-            )
-        if before is not None and after.is_cordoned and not before.is_cordoned:
-            self.cordons.append(name)
+        self.changes.append(NodeChange(before, after))
         self._queue.put(name)
 
     def _note_pod(self, _: str, before: Json | None, after: Json | None) -> None:

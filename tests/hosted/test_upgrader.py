@@ -8,8 +8,14 @@ import pytest
 
 from tests.fixtures import hosted
 from tests.hosted import programs
-from tests.hosted.clusters import RELEASE_VERSION, WORKLOADS, HostedClusters, InPlacePool
-from tests.hosted.daemons import UPGRADER, NodeDaemons, Selection
+from tests.hosted.clusters import (
+    RELEASE_VERSION,
+    WORKLOADS,
+    HostedClusters,
+    InPlacePool,
+    clear_state,
+)
+from tests.hosted.daemons import UPGRADER, NodeDaemons
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.hosted import annotations as hosted_key
@@ -71,7 +77,7 @@ def test_negative_limit_selects_no_node(
     # A node without a state was never updated, and gets a pod that waits.
     wait_until(lambda: pool.find_pods() == set(NAMES), limit_s=LIMIT_S)
     assert hosted_key.UPGRADE_RUNNING in pool.read_machine_set().metadata.annotations
-    assert daemons.selections == []
+    assert daemons.list_selections() == []
 
 
 def test_selected_node_is_drained_and_updated_alone(
@@ -85,7 +91,7 @@ def test_selected_node_is_drained_and_updated_alone(
         lambda: pool.read_machine("w2").metadata.annotations.get(hosted_key.RELEASE_VERSION),
         limit_s=LIMIT_S,
     )
-    assert daemons.cordons == ["w2"]
+    assert daemons.list_cordons() == ["w2"]
     assert not daemons.get_node("w2").is_cordoned
     left = {
         str(pod["metadata"]["name"]) for pod in clusters.guest.list(PODS, namespace=WORKLOADS).items
@@ -100,10 +106,10 @@ def test_selected_node_is_drained_and_updated_alone(
         pool.select(name, NEW)
         wait_done(daemons, name, NEW)
     wait_until(lambda: pool.read_machine_set().current_hash == NEW, limit_s=LIMIT_S)
-    assert daemons.cordons == ["w2", "w3", "w1"]
+    assert daemons.list_cordons() == ["w2", "w3", "w1"]
     assert daemons.applied == {name: [NEW] for name in NAMES}
     assert pool.find_pods() == set()
-    assert {each.writer for each in daemons.selections} != {UPGRADER}
+    assert UPGRADER not in {change.after.desired_by for change in daemons.list_selections()}
     assert pool.read_machine("w1").metadata.annotations[hosted_key.RELEASE_VERSION] == (
         RELEASE_VERSION
     )
@@ -135,10 +141,6 @@ def test_new_target_moves_only_the_nodes_in_flight(
     clear_state(clusters, "w2")
     wait_done(daemons, "w2", FIXED)
     assert daemons.applied == {"w2": [FIXED]}
-    assert daemons.selections[-1] == Selection("w2", "", NEW, FIXED, UPGRADER)
-    assert {each.node for each in daemons.selections} == {"w2"}
-
-
-def clear_state(clusters: HostedClusters, node: str) -> None:
-    notes = {key.STATE: None}
-    clusters.guest.patch(NODES, node, {"metadata": {"annotations": notes}})
+    moved = [(each.after.desired, each.after.desired_by) for each in daemons.list_selections()]
+    assert moved == [(NEW, "treenail"), (FIXED, UPGRADER)]
+    assert {change.after.name for change in daemons.list_selections()} == {"w2"}
