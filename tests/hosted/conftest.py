@@ -12,6 +12,7 @@ import pytest
 from tests.fixtures.controllers import open_client
 from tests.hosted.clusters import HostedClusters, run_upgrader
 from tests.hosted.daemons import NodeDaemons
+from tests.hosted.processes import LoggedProcess
 from tests.realcluster import RealCluster, RealClusterError, find_programs
 from treenail_lab.apiserver.serving.server import LabServer
 
@@ -51,10 +52,17 @@ def clusters(servers: HostedClusters) -> HostedClusters:
 
 
 @pytest.fixture
-def daemons(clusters: HostedClusters, tmp_path: Path) -> Iterator[NodeDaemons]:
-    """The daemons of the hosted cluster, beside HyperShift's upgrader."""
-    with run_upgrader(clusters, tmp_path) as upgrader, NodeDaemons(clusters) as found:
+def upgrader(clusters: HostedClusters, tmp_path: Path) -> Iterator[LoggedProcess]:
+    """HyperShift's in-place upgrader and drainer."""
+    with run_upgrader(clusters, tmp_path) as found:
         yield found
-        assert upgrader.is_running, upgrader.read_log()[-2000:]
         # Shown if the test failed.
-        sys.stdout.write(upgrader.read_log()[-20_000:])
+        sys.stdout.write(found.read_log()[-20_000:])
+        assert found.is_running
+
+
+@pytest.fixture
+def daemons(clusters: HostedClusters, upgrader: LoggedProcess) -> Iterator[NodeDaemons]:
+    """The daemons of the hosted cluster, beside HyperShift's upgrader."""
+    with NodeDaemons(clusters) as found:
+        yield found

@@ -16,6 +16,7 @@ from tests.hosted.clusters import (
     clear_state,
 )
 from tests.hosted.daemons import UPGRADER, NodeDaemons
+from tests.hosted.processes import LoggedProcess
 from tests.waiting import wait_until
 from treenail.api import annotations as key
 from treenail.api.hosted import annotations as hosted_key
@@ -144,3 +145,35 @@ def test_new_target_moves_only_the_nodes_in_flight(
     moved = [(each.after.desired, each.after.desired_by) for each in daemons.list_selections()]
     assert moved == [(NEW, "treenail"), (FIXED, UPGRADER)]
     assert {change.after.name for change in daemons.list_selections()} == {"w2"}
+
+
+def test_node_that_joins_during_an_update_needs_a_selection(
+    clusters: HostedClusters, pool: InPlacePool, daemons: NodeDaemons
+) -> None:
+    pool.set_target(NEW)
+    for name in NAMES:
+        pool.select(name, NEW)
+    for name in NAMES[:-1]:
+        wait_done(daemons, name, NEW)
+    # Provisioned at the new hash, and without the annotations of a daemon.
+    pool.add_node("w4", NEW)
+    wait_done(daemons, NAMES[-1], NEW)
+    wait_until(lambda: pool.find_pods() == {"w4"}, limit_s=LIMIT_S)
+    assert pool.read_machine_set().current_hash == OLD
+    pool.select("w4", NEW)
+    wait_until(lambda: pool.read_machine_set().current_hash == NEW, limit_s=LIMIT_S)
+
+
+def test_limit_above_the_idle_nodes_stops_the_pool(
+    clusters: HostedClusters, daemons: NodeDaemons, upgrader: LoggedProcess
+) -> None:
+    """The upgrader panics, and begins again: a conducted pool never comes there."""
+    pool = InPlacePool(clusters, "np", ["w1"])
+    pool.create(limit="3")
+    pool.set_target(NEW)
+    wait_delivered(clusters, pool, NEW)
+    wait_until(lambda: "Observed a panic" in upgrader.read_log(), limit_s=LIMIT_S)
+    assert daemons.get_node("w1").desired == ""
+    pool.set_target(NEW, limit="-1")
+    pool.select("w1", NEW)
+    wait_done(daemons, "w1", NEW)
