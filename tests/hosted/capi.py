@@ -44,6 +44,8 @@ TEST_TEMPLATES = Resource(
     _GROUP, "v1beta2", "testmachinetemplates", "TestMachineTemplate", namespaced=True
 )
 _NAMESPACE = hosted.CONTROL_PLANE
+MANAGER = "capi"
+"""The user as which the manager sends its requests."""
 
 
 def install_kinds(clusters: HostedClusters) -> None:
@@ -111,7 +113,7 @@ def run_manager(clusters: HostedClusters, directory: Path) -> LoggedProcess:
     (directory / "tls.key").write_bytes(identity.private_key)
     command: list[str | Path] = [
         programs.CAPI_MANAGER.read(),
-        f"--kubeconfig={clusters.management_kubeconfig}",
+        f"--kubeconfig={clusters.write_user(MANAGER)}",
         f"--namespace={_NAMESPACE}",
         "--feature-gates=MachineSetPreflightChecks=false",
         "--skip-crd-migration-phases=All",

@@ -15,6 +15,7 @@ from tests.fixtures import hosted
 from tests.fixtures.objects import Json, make_object
 from tests.hosted import programs
 from tests.hosted.processes import LoggedProcess
+from tests.realcluster import MASTERS, RealCluster
 from treenail.api import annotations as key
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi
@@ -22,6 +23,7 @@ from treenail.api.node import Node
 from treenail.errors import AlreadyExistsError
 from treenail.kube.api_client import Client
 from treenail.kube.resources import MACHINES, MACHINESETS, NODES, PODS, SECRETS
+from treenail_lab.apiserver.serving.server import LabServer
 
 RELEASE_VERSION = "4.22.1"
 WORKLOADS = "default"
@@ -32,10 +34,15 @@ WORKLOADS = "default"
 class HostedClusters:
     """Both API servers, and an administrator's client of each."""
 
+    management_server: LabServer | RealCluster
     management_kubeconfig: Path
     guest_kubeconfig: Path
     management: Client
     guest: Client
+
+    def write_user(self, name: str) -> Path:
+        """Write the kubeconfig of another administrator of the management cluster."""
+        return self.management_server.write_kubeconfig(name, MASTERS)
 
     def create_control_plane(self) -> None:
         """Create what the upgrader reads beside MachineSets; once for a management cluster."""

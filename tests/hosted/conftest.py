@@ -24,24 +24,27 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HostedCl
         management, guest = (
             start_server(exits, request.param, tmp_path / name) for name in ("management", "guest")
         )
+        kubeconfigs = [
+            server.admin_kubeconfig if isinstance(server, LabServer) else server.kubeconfig
+            for server in (management, guest)
+        ]
         yield HostedClusters(
             management,
-            guest,
-            exits.enter_context(open_client(management)),
-            exits.enter_context(open_client(guest)),
+            *kubeconfigs,
+            *(exits.enter_context(open_client(kubeconfig)) for kubeconfig in kubeconfigs),
         )
 
 
-def start_server(exits: ExitStack, kind: str, directory: Path) -> Path:
-    """Start an API server until the stack ends; return its administrator's kubeconfig."""
+def start_server(exits: ExitStack, kind: str, directory: Path) -> LabServer | RealCluster:
+    """Start an API server until the stack ends."""
     if kind == "lab":
-        return exits.enter_context(LabServer(directory)).admin_kubeconfig
+        return exits.enter_context(LabServer(directory))
     try:
         found = find_programs(os.environ)
     except RealClusterError as error:
         pytest.skip(str(error))
     without_controllers = replace(found, kube_controller_manager=None)
-    return exits.enter_context(RealCluster(without_controllers, directory)).kubeconfig
+    return exits.enter_context(RealCluster(without_controllers, directory))
 
 
 @pytest.fixture

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.fixtures.objects import Json
+from tests.hosted import conductor
 from tests.hosted.daemons import UPGRADER, NodeChange, NodeState
 from treenail.api import annotations as key
 
 ZONE = "topology.kubernetes.io/zone"
 _ZONES = ("a", "b", "c")
 _MAX_NODES = 5
-CONDUCTOR = "treenail"
-"""The field manager of treenail, which sends no other."""
 
 
 @dataclass(slots=True)
@@ -89,7 +88,7 @@ class _Replay:
         """Check a write of an idle node's desiredConfig, before it is applied to ``nodes``."""
         plan, target = self.plan, change.after.desired
         where = f"{plan.name} {plan.spec} limit {plan.limit}: {change.after.name} to {target}"
-        if change.after.desired_by != CONDUCTOR:
+        if change.after.desired_by != conductor.USER:
             self.problems.append(f"{where}: written by {change.after.desired_by}")
         if target not in plan.targets:
             self.problems.append(f"{where}: expected one of {plan.targets}")

@@ -5,8 +5,6 @@ of the pool's policy, also when treenail is killed in between. ``TREENAIL_TEST_H
 the number of pools, ``TREENAIL_TEST_HOSTED_SEED`` the first seed.
 """
 
-import base64
-import os
 import random
 import sys
 from collections import defaultdict
@@ -15,24 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import hosted
-from tests.fixtures.objects import install_kinds, make_object
-from tests.hosted import programs, random_pools
+from tests.hosted import conductor, programs, random_pools
 from tests.hosted.clusters import HostedClusters, InPlacePool, clear_state, run_upgrader
 from tests.hosted.daemons import NodeChange, NodeDaemons
-from tests.hosted.processes import LoggedProcess
 from tests.mco.programs import name_seeds, read_count, split_seeds
 from tests.waiting import wait_until
 from treenail.api import annotations as key
-from treenail.api.hosted import annotations as hosted_key
-from treenail.kube.resources import (
-    HOSTEDCLUSTERS,
-    NAMESPACES,
-    NODEPOOLS,
-    ROLLOUTPOLICIES,
-    SECRETS,
-)
-from treenail_lab.controllers import CONTROLLER_COMMAND
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(3600)]
 
@@ -48,32 +34,10 @@ def find_upgrader() -> None:
     programs.find_program("inplace")
 
 
-def run_conductor(clusters: HostedClusters, directory: Path) -> LoggedProcess:
-    """Return treenail's controllers in the management cluster."""
-    command: list[str | Path] = [
-        *CONTROLLER_COMMAND,
-        "run",
-        "--enable=hosted",
-        f"--kubeconfig={clusters.management_kubeconfig}",
-        "--metrics=127.0.0.1:0",
-    ]
-    environment = {
-        **os.environ,
-        "POD_NAME": "treenail-controller-0",
-        "POD_NAMESPACE": "treenail",
-    }
-    return LoggedProcess(command, directory / "treenail.log", environment)
-
-
 @pytest.fixture
 def conducted(clusters: HostedClusters) -> HostedClusters:
     """Both clusters with what treenail reads beside the pools."""
-    install_kinds(clusters.management)
-    clusters.management.create(NAMESPACES, make_object(NAMESPACES, "treenail"))
-    hosted.add_object(clusters.management, HOSTEDCLUSTERS, hosted.make_hosted_cluster())
-    data = {"kubeconfig": base64.b64encode(clusters.guest_kubeconfig.read_bytes()).decode()}
-    secret = make_object(SECRETS, "admin-kubeconfig", top={"data": data})
-    clusters.management.create(SECRETS, secret, namespace=hosted.CONTROL_PLANE)
+    conductor.create_objects(clusters)
     return clusters
 
 
@@ -88,20 +52,15 @@ class ConductedPool:
         self.pool.create()
         for node, zone in self.plan.zones.items():
             self.pool.label(node, {random_pools.ZONE: zone})
-        policy = make_object(ROLLOUTPOLICIES, self.plan.name, self.plan.spec)
-        self._clusters.management.create(ROLLOUTPOLICIES, policy)
-        notes = {
-            hosted_key.ROLLOUT_POLICY: self.plan.name,
-            "treenail.io/max-unavailable": str(self.plan.limit),
-        }
-        document = hosted.make_node_pool(
+        conductor.create_pool(
+            self._clusters,
             self.plan.name,
             "InPlace",
-            annotations=notes,
+            self.plan.limit,
+            self.plan.spec,
             management={"inPlace": {"maxUnavailable": -1}},
             replicas=len(self.plan.zones),
         )
-        hosted.add_object(self._clusters.management, NODEPOOLS, document)
 
     def is_at_rest(self) -> bool:
         """Whether HyperShift says that all nodes have the last target."""
@@ -141,7 +100,7 @@ def test_random_pools_keep_the_order_of_their_policies(
         daemons.failing.update(*(pool.plan.bad for pool in pools))
         exits.enter_context(daemons)
         exits.enter_context(run_upgrader(conducted, tmp_path))
-        treenail = exits.enter_context(run_conductor(conducted, tmp_path))
+        treenail = exits.enter_context(conductor.run_conductor(conducted, tmp_path))
         for pool in pools:
             pool.pool.set_target(pool.plan.target)
         kills = sorted(source.randrange(len(pools)) for _ in range(_KILLS))
@@ -170,7 +129,7 @@ def test_random_pools_keep_the_order_of_their_policies(
         problems += random_pools.find_repeated(pool.plan, daemons.applied)
     assert problems == []
     selections = daemons.list_selections()
-    by_treenail = [each for each in selections if each.after.desired_by == random_pools.CONDUCTOR]
+    by_treenail = [each for each in selections if each.after.desired_by == conductor.USER]
     sys.stdout.write(
         f"{len(pools)} pools, {sum(len(pool.plan.zones) for pool in pools)} nodes, "
         f"{len(by_treenail)} selections by treenail, {len(selections) - len(by_treenail)} moved "
