@@ -19,7 +19,8 @@ from treenail.kube.resources import (
 from treenail_lab.controllers import CONTROLLER_COMMAND
 
 USER = "treenail"
-"""The user as which treenail sends its requests, and its field manager."""
+"""The user as which treenail sends its requests."""
+FIELD_MANAGER = "treenail-hosted"
 
 
 def create_objects(clusters: HostedClusters) -> None:

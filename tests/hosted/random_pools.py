@@ -88,7 +88,7 @@ class _Replay:
         """Check a write of an idle node's desiredConfig, before it is applied to ``nodes``."""
         plan, target = self.plan, change.after.desired
         where = f"{plan.name} {plan.spec} limit {plan.limit}: {change.after.name} to {target}"
-        if change.after.desired_by != conductor.USER:
+        if change.after.desired_by != conductor.FIELD_MANAGER:
             self.problems.append(f"{where}: written by {change.after.desired_by}")
         if target not in plan.targets:
             self.problems.append(f"{where}: expected one of {plan.targets}")

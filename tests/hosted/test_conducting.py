@@ -22,7 +22,7 @@ from treenail.api import annotations as key
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(3600)]
 
-LIMIT_S = 600.0
+LIMIT_S = 100.0
 FIRST_SEED = read_count("TREENAIL_TEST_HOSTED_SEED", 1)
 POOLS = read_count("TREENAIL_TEST_HOSTED_POOLS", 20)
 _POOLS_OF_A_RUN = 100
@@ -127,11 +127,11 @@ def test_random_pools_keep_the_order_of_their_policies(
     for pool in pools:
         problems += random_pools.find_problems(pool.plan, changes[pool.plan.name])
         problems += random_pools.find_repeated(pool.plan, daemons.applied)
-    assert problems == []
     selections = daemons.list_selections()
-    by_treenail = [each for each in selections if each.after.desired_by == conductor.USER]
+    by_treenail = [each for each in selections if each.after.desired_by == conductor.FIELD_MANAGER]
     sys.stdout.write(
         f"{len(pools)} pools, {sum(len(pool.plan.zones) for pool in pools)} nodes, "
         f"{len(by_treenail)} selections by treenail, {len(selections) - len(by_treenail)} moved "
         f"by HyperShift while updating, {_KILLS - len(kills)} times killed\n"
     )
+    assert problems == []
