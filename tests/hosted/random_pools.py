@@ -141,9 +141,9 @@ def find_problems(plan: PoolPlan, changes: Iterable[NodeChange]) -> list[str]:
 
 def find_repeated(plan: PoolPlan, applied: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the nodes that applied a target twice, or not the last one."""
+    found = {name: applied.get(name, []) for name in plan.zones}
     return [
-        f"{name}: {applied.get(name)}"
-        for name in plan.zones
-        if len(set(applied.get(name, ()))) != len(applied.get(name, ()))
-        or applied.get(name, ("",))[-1] != plan.targets[-1]
+        f"{name}: {hashes}"
+        for name, hashes in found.items()
+        if len(set(hashes)) != len(hashes) or [*hashes][-1:] != [plan.targets[-1]]
     ]
