@@ -22,7 +22,7 @@ from treenail.api import annotations as key
 
 pytestmark = [pytest.mark.integration, pytest.mark.limit(3600)]
 
-LIMIT_S = 100.0
+LIMIT_S = 300.0
 FIRST_SEED = read_count("TREENAIL_TEST_HOSTED_SEED", 1)
 POOLS = read_count("TREENAIL_TEST_HOSTED_POOLS", 20)
 _POOLS_OF_A_RUN = 100
