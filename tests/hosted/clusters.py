@@ -143,7 +143,7 @@ class InPlacePool:
         self._clusters.guest.patch(NODES, node, {"metadata": {"labels": labels}})
 
     def select(self, node: str, value: str) -> None:
-        """Write a node's desiredConfig, as whoever conducts the update does."""
+        """Write a node's desiredConfig, as the conductor of the update does."""
         notes = {key.DESIRED_CONFIG: value}
         self._clusters.guest.patch(NODES, node, {"metadata": {"annotations": notes}})
 

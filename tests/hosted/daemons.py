@@ -26,13 +26,16 @@ _UPGRADE_SUFFIX = "-upgrade"
 _RETRY_S = 3.0
 """Between two attempts of a failed node. The daemon waits 5 s after a change of its Node, so that
 the upgrader has written the ConfigMap of the next target before."""
-_POLL_S = 0.5
+_DELAY_S = 0.3
+"""After a change of a Node. The daemon takes seconds; at once, the drainer's cache is behind: it
+drains again, and writes the uncordon that was requested meanwhile as done."""
+_POLL_S = 0.05
 _DRAIN_KEYS = (key.DESIRED_DRAIN, key.LAST_APPLIED_DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What the actor and the test follow of a Node."""
+    """The fields of a Node that the actor and the test follow."""
 
     name: str
     notes: dict[str, str]
@@ -64,7 +67,7 @@ class NodeState:
 
     @property
     def drains(self) -> tuple[str, str]:
-        """What the daemon requested, and what the drainer did."""
+        """The drain that the daemon requested, and the last one of the drainer."""
         requested, applied = (self.notes.get(name, "") for name in _DRAIN_KEYS)
         return requested, applied
 
@@ -101,8 +104,8 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
         self.changes: list[NodeChange] = []
         """Of all Nodes, in the order of the API server."""
         self._disks: dict[str, str] = {}
-        self._failed: dict[str, float] = {}
-        """Time of each failed node's next attempt."""
+        self._due: dict[str, float] = {}
+        """Time of the next step of each node, and of the end of each evicted pod."""
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pods: dict[str, tuple[str, str]] = {}
         self._is_stopping = threading.Event()
@@ -167,11 +170,16 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
 
     def _run(self) -> None:
         while not self._is_stopping.is_set():
-            due: set[str] = set()
+            for informer in (self._nodes, self._watch):
+                informer.check_if_silent()
             with suppress(queue.Empty):
-                due = {self._queue.get(timeout=_POLL_S)} - self._failed.keys() - {""}
-            due |= {name for name, at in self._failed.items() if CLOCK.monotonic() >= at}
+                for _ in range(max(self._queue.qsize(), 1)):
+                    name = self._queue.get(timeout=_POLL_S)
+                    self._due.setdefault(name, CLOCK.monotonic() + _DELAY_S)
+            self._due.pop("", None)
+            due = [name for name, at in self._due.items() if CLOCK.monotonic() >= at]
             for each in due:
+                del self._due[each]
                 try:
                     self._end_pod(each) if "/" in each else self._sync(each)
                 except NotFoundError:
@@ -185,7 +193,6 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
         """Do the next step of a daemon, as each change of its Node makes it do."""
         pod = self._pods.get(name)
         if pod is None:
-            self._failed.pop(name, None)
             return
         node = NodeState.from_json(self._client.get(NODES, name))
         requested, applied = node.drains
@@ -199,12 +206,11 @@ class NodeDaemons(AbstractContextManager["NodeDaemons"]):
         elif requested != f"drain-{target}":
             self._write(name, key.NodeState.WORKING, "", f"drain-{target}")
         elif target in self.failing:
-            self._failed[name] = CLOCK.monotonic() + _RETRY_S
+            self._due[name] = CLOCK.monotonic() + _RETRY_S
             notes = {key.STATE: key.NodeState.DEGRADED, key.REASON: f"cannot apply {target}"}
             if node.state != key.NodeState.DEGRADED:
                 self._client.patch(NODES, name, {"metadata": {"annotations": notes}})
         else:
-            self._failed.pop(name, None)
             self._disks[name] = target
             self.applied[name].append(target)
             self._write(name, key.NodeState.DONE, target, f"uncordon-{target}")

@@ -92,7 +92,11 @@ class _Replay:
             self.problems.append(f"{where}: written by {change.after.desired_by}")
         if target not in plan.targets:
             self.problems.append(f"{where}: expected one of {plan.targets}")
-        busy = [node.name for node in self.nodes.values() if not is_idle(node)]
+        busy = [
+            node.name
+            for node in self.nodes.values()
+            if not is_idle(node) and not is_done(node, target)
+        ]
         if len(busy) >= plan.limit:
             self.problems.append(f"{where}: {busy} are unavailable")
         failed = [node.name for node in self.nodes.values() if is_failed(node, target)]
@@ -106,13 +110,20 @@ class _Replay:
 
 
 def is_done(node: NodeState, target: str) -> bool:
-    return node.current == node.desired == target and is_idle(node)
+    """Return whether HyperShift counts the node as updated.
+
+    A daemon that reads a new ConfigMap before its desiredConfig changes never gets the new one.
+    """
+    return node.current == target and _is_over(node)
 
 
 def is_idle(node: NodeState) -> bool:
+    return node.current == node.desired and _is_over(node)
+
+
+def _is_over(node: NodeState) -> bool:
     requested, applied = node.drains
-    is_over = node.state in {"", key.NodeState.DONE}
-    return node.current == node.desired and requested == applied and is_over
+    return node.state in {"", key.NodeState.DONE} and requested == applied
 
 
 def is_failed(node: NodeState, target: str) -> bool:
@@ -129,7 +140,7 @@ def find_problems(plan: PoolPlan, changes: Iterable[NodeChange]) -> list[str]:
             if is_idle(before) or before.current == before.desired:
                 replay.check_selection(change)
                 selected.add(after.name)
-            elif after.desired_by != UPGRADER:
+            elif after.desired_by != UPGRADER and after.desired != before.current:
                 # HyperShift itself moves the nodes that are updating to a new target.
                 replay.problems.append(f"{after.name}: {after.desired_by} moved it while updating")
         replay.nodes[after.name] = after

@@ -39,7 +39,7 @@ _KILLS = 3
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """What the test follows of a Machine."""
+    """The fields of a Machine that the test follows."""
 
     name: str
     pool: str

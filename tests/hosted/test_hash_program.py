@@ -1,7 +1,7 @@
 """HyperShift's config generator: what enters its hashes, and which inputs it refuses.
 
-treenail compares these hashes and computes none. Its generator of a NodePool's config is to be
-compared with this program.
+treenail compares these hashes and computes none. A generator of treenail's
+must agree with this program.
 """
 
 import json
