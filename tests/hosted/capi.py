@@ -18,8 +18,10 @@ from tests.fixtures.objects import Json, make_object
 from tests.hosted import programs
 from tests.hosted.clusters import HostedClusters
 from tests.hosted.processes import LoggedProcess
+from tests.waiting import wait_until
 from treenail.api.hosted import annotations as hosted_key
 from treenail.clocks import format_rfc3339
+from treenail.errors import NotFoundError
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
@@ -68,8 +70,20 @@ def install_kinds(clusters: HostedClusters) -> None:
     documents += [hosted.make_crd(resource, resource.version) for resource in others]
     for document in documents:
         clusters.management.create(CUSTOMRESOURCEDEFINITIONS, document)
+    for document in documents:
+        wait_until(lambda document=document: is_served(clusters, document), limit_s=30.0)
     for name in (hosted.NAMESPACE, _NAMESPACE):
         clusters.management.create(NAMESPACES, make_object(NAMESPACES, name))
+
+
+def is_served(clusters: HostedClusters, kind: Json) -> bool:
+    spec = kind["spec"]
+    version = next(each["name"] for each in spec["versions"] if each["storage"])
+    try:
+        clusters.management.read_path(f"/apis/{spec['group']}/{version}/{spec['names']['plural']}")
+    except NotFoundError:
+        return False
+    return True
 
 
 def create_cluster(clusters: HostedClusters) -> None:
@@ -116,7 +130,8 @@ def run_manager(clusters: HostedClusters, directory: Path) -> LoggedProcess:
         f"--kubeconfig={clusters.write_user(MANAGER)}",
         f"--namespace={_NAMESPACE}",
         "--feature-gates=MachineSetPreflightChecks=false",
-        "--skip-crd-migration-phases=All",
+        "--skip-crd-migration-phases=StorageVersionMigration",
+        "--skip-crd-migration-phases=CleanupManagedFields",
         f"--webhook-cert-dir={directory}",
         "--webhook-port=0",
         "--health-addr=0",
@@ -207,15 +222,22 @@ class MachineProvider(AbstractContextManager["MachineProvider"]):
     def _boot_machine(self, name: str) -> None:
         provider_id = f"test://{name}"
         now = format_rfc3339(CLOCK.now())
-        ready = {
-            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "",
-            "lastHeartbeatTime": now, "lastTransitionTime": now,
-        }  # fmt: skip
+        # CAPI takes a node without one of them for unhealthy.
+        states = {"Ready": "True"} | dict.fromkeys(
+            ("MemoryPressure", "DiskPressure", "PIDPressure"), "False"
+        )
+        conditions = [
+            {
+                "type": kind, "status": status, "reason": "Kubelet", "message": "",
+                "lastHeartbeatTime": now, "lastTransitionTime": now,
+            }
+            for kind, status in states.items()
+        ]  # fmt: skip
         labels = {"kubernetes.io/hostname": name}
         node = make_object(NODES, name, {"providerID": provider_id}, labels=labels)
         self._clusters.guest.create(NODES, node)
         self._clusters.guest.patch(
-            NODES, name, {"status": {"conditions": [ready]}}, subresource="status"
+            NODES, name, {"status": {"conditions": conditions}}, subresource="status"
         )
         management = self._clusters.management
         management.patch(

@@ -17,7 +17,7 @@ from treenail.kube.resources import MACHINES, NODES
 
 pytestmark = [pytest.mark.integration]
 
-LIMIT_S = 120.0
+LIMIT_S = 40.0
 OLD, NEW = hosted.OLD_HASH, hosted.NEW_HASH
 REPLICAS = 3
 

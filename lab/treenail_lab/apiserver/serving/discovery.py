@@ -30,6 +30,9 @@ _SUBRESOURCE_KINDS = {
 def build_document(kinds: KindRegistry, path: str) -> Json:
     """Return the discovery document at a path; raise 404 for other paths."""
     match [part for part in path.split("/") if part]:
+        case []:
+            # Cluster API asks for it to see whether a server is there.
+            return {"paths": ["/api", "/apis", "/version"]}
         case ["version"]:
             return VERSION
         case ["api"]:
