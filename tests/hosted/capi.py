@@ -18,6 +18,7 @@ from tests.fixtures.objects import Json, make_object
 from tests.hosted import programs
 from tests.hosted.clusters import HostedClusters
 from tests.hosted.processes import LoggedProcess
+from tests.realcluster import find_ports
 from tests.waiting import wait_until
 from treenail.api.hosted import annotations as hosted_key
 from treenail.clocks import format_rfc3339
@@ -46,6 +47,8 @@ TEST_TEMPLATES = Resource(
     _GROUP, "v1beta2", "testmachinetemplates", "TestMachineTemplate", namespaced=True
 )
 _NAMESPACE = hosted.CONTROL_PLANE
+DEPLOYMENT_NAME = "cluster.x-k8s.io/deployment-name"
+"""The label of the MachineSets and Machines of a MachineDeployment."""
 MANAGER = "capi"
 """The user as which the manager sends its requests."""
 
@@ -133,7 +136,8 @@ def run_manager(clusters: HostedClusters, directory: Path) -> LoggedProcess:
         "--skip-crd-migration-phases=StorageVersionMigration",
         "--skip-crd-migration-phases=CleanupManagedFields",
         f"--webhook-cert-dir={directory}",
-        "--webhook-port=0",
+        # 0 means 9443.
+        f"--webhook-port={find_ports(1)[0]}",
         "--health-addr=0",
         "--diagnostics-address=127.0.0.1:0",
         "--insecure-diagnostics",
@@ -185,7 +189,7 @@ class ReplacePool:
         return {str(machine["metadata"]["name"]): machine for machine in items}
 
     def read_machine_sets(self) -> list[Json]:
-        selector = {"labelSelector": f"{hosted_key.DEPLOYMENT_NAME}={self.name}"}
+        selector = {"labelSelector": f"{DEPLOYMENT_NAME}={self.name}"}
         return list(self._client.list(MACHINESETS, namespace=_NAMESPACE, params=selector).items)
 
 

@@ -22,7 +22,6 @@ from tests.hosted import capi, conductor, programs, random_pools
 from tests.hosted.clusters import HostedClusters
 from tests.mco.programs import name_seeds, read_count, split_seeds
 from tests.waiting import wait_until
-from treenail.api.hosted import annotations as hosted_key
 from treenail.kube.informer import Informer
 from treenail.kube.resources import MACHINES
 from treenail.kube.watch import WatchScope
@@ -53,7 +52,7 @@ class MachineState:
         conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
         return cls(
             metadata["name"],
-            metadata["labels"].get(hosted_key.DEPLOYMENT_NAME, ""),
+            metadata["labels"].get(capi.DEPLOYMENT_NAME, ""),
             document["spec"]["bootstrap"]["dataSecretName"],
             "deletionTimestamp" in metadata,
             bool(status.get("nodeRef")) and conditions.get("NodeHealthy") == "True",
