@@ -57,9 +57,10 @@ SHARED_BY_CONTROLLERS = ("controllers.pools.", "controllers.runtime.")
 CONTROLLER_EXCEPTIONS = {
     "image_build": ("controllers.render.render",),
     "status": ("controllers.render.render",),
-    # Plans of hosted clusters show a change of nodes as other plans do.
+    # It gives NodePools to the reconciler of pools, and plans show a change of nodes as others do.
     "hosted": (
         "controllers.render.render",
+        "controllers.rollout.",
         "controllers.status.causes",
         "controllers.status.rollout_plan",
     ),
@@ -67,8 +68,6 @@ CONTROLLER_EXCEPTIONS = {
     "generate": ("controllers.render.render",),
     # It hands over builds that this controller then owns.
     "handover": ("controllers.image_build.",),
-    # It gives NodePools to the reconciler of pools.
-    "hosted": ("controllers.rollout.",),
 }
 
 PURE = {"api", "config", "update", "image"}
