@@ -74,10 +74,22 @@ class PoolConductor:
         ``guest`` is None for a pool that needs none.
         """
         self._objects, self._guest = objects, guest
+        if guest is not None and not self._find_stale_reason():
+            self._correct_desired_configs(guest)
         delay = self._reconciler.sync_pool(objects.pool.full_name)
         if not pool_facts.is_paused(objects, self._tools.clock.now()):
             return delay
         return PAUSE_RECHECK_S if delay is None else min(delay, PAUSE_RECHECK_S)
+
+    def _correct_desired_configs(self, guest: guests.GuestCluster) -> None:
+        """Write the target to nodes that have it, before HyperShift redirects them."""
+        target, nodes = self._objects.target, guest.get_nodes()
+        for machine in self._objects.machines:
+            node = nodes.get(machine.node_name)
+            if node is None or node.current_config != target:
+                continue
+            if pool_facts.needs_redirect(node, target):
+                self.assign_target(node, {key.DESIRED_CONFIG: target})
 
     def forget(self) -> None:
         """Remove the pool, which no policy conducts any longer, from policies and record."""

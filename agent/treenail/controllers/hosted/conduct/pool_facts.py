@@ -196,9 +196,22 @@ def list_in_place_nodes(
             found = nodes.get(machine.node_name, node_facts.NodeFacts(node.name, is_healthy=False))
             # HyperShift assigns no image, and its nodes have no lock: a node could only pretend.
             node = replace(found, current_image=None, desired_image=None, locked_by="")
+            if needs_redirect(node, objects.target):
+                node = replace(node, desired_config=objects.target)
         if not machine.is_deleting:
             members.append(node)
     return tuple(sorted(members, key=lambda node: node.name))
+
+
+def needs_redirect(node: node_facts.NodeFacts, target: str) -> bool:
+    """Return whether a node gets the target although no wave selects it now.
+
+    HyperShift redirects every node that is updating to another target. A daemon may be faster: it
+    applies the config that it finds, and then only the node's desired config is old. HyperShift
+    would redirect such a node later, at once with the next target.
+    """
+    is_redirected = node.current_config != node.desired_config != target
+    return is_redirected and bool(node.desired_config) and not node.is_degraded
 
 
 def list_replace_places(
