@@ -14,6 +14,8 @@ from tests.fixtures.controllers import open_client
 from tests.fixtures.objects import Json, make_object
 from tests.mco.programs import Variable
 from tests.waiting import wait_until
+from treenail.api.component_names import HOSTED_ROLLOUTS
+from treenail.api.hosted import annotations as hosted_key
 from treenail.cli.controller.main import main
 from treenail.clocks import SystemClock
 from treenail.controllers.hosted.status import rows, snapshot
@@ -174,6 +176,31 @@ def test_names_and_a_namespace_choose_pools(
     assert "cannot find NodePool missing: the cluster has clusters/np" in capsys.readouterr().err
     assert management.run("--watch") == 64
     assert "cannot use --watch with --hosted" in capsys.readouterr().err
+
+
+def test_conducted_pool_says_what_its_record_says(
+    management: Management, capsys: pytest.CaptureFixture[str]
+) -> None:
+    management.add_replaced_pool()
+    policy = {"metadata": {"annotations": {hosted_key.ROLLOUT_POLICY: "careful"}}}
+    management.client.patch(NODEPOOLS, "np", policy, namespace="clusters")
+
+    def read_cause(record: str) -> Any:
+        data = {"data": {"np": record}}
+        management.client.patch(CONFIGMAPS, HOSTED_ROLLOUTS, data, namespace="clusters-one")
+        [pool] = read_document(management, capsys)
+        return [cause["kind"] for cause in pool["causes"]], json.dumps(pool)
+
+    metadata = {"name": HOSTED_ROLLOUTS, "namespace": "clusters-one"}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    management.client.create(CONFIGMAPS, config_map, namespace="clusters-one")
+    halted = {"type": "Degraded", "status": "True", "reason": "RolloutHalted", "message": "m"}
+    kinds, text = read_cause(json.dumps({"conditions": [halted]}))
+    assert "RolloutStopped" in kinds
+    assert "RolloutPolicy careful conducts the rollout: RolloutHalted: m" in text
+    kinds, text = read_cause("[no JSON")
+    assert "RolloutStopped" not in kinds
+    assert f"key np of ConfigMap clusters-one/{HOSTED_ROLLOUTS}" in text
 
 
 def test_user_without_secrets_reads_what_was_not_looked_at(

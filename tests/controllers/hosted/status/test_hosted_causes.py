@@ -17,6 +17,7 @@ from tests.controllers.hosted.status.pool_samples import (
 from tests.fixtures import hosted
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import nodepool
+from treenail.api.object_meta import Condition
 from treenail.controllers.hosted.status import causes
 from treenail.controllers.hosted.status.facts import UserDataCopy
 
@@ -70,6 +71,11 @@ UNREADY = {
 IGNITION = nodepool.HostedCluster.from_json(
     hosted.with_status(hosted.make_hosted_cluster(), ignitionEndpoint="ign.example.com")
 )
+
+
+def make_halted(kind: str) -> Condition:
+    return Condition(kind, "True", "Halted", "node a is degraded", hosted.SINCE)
+
 
 CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
     ("at rest", "Replace", {}, ("", False, ""), ""),
@@ -464,14 +470,50 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "correct spec.management",
     ),
     (
-        "conducted",
+        "not conducted yet",
         "InPlace",
         {
             "target": NEW,
             "template": {"limit": "-1"},
             "pool": {"annotations": {hosted_key.ROLLOUT_POLICY: "slow"}},
         },
-        ("NoNodeSelected", False, ""),
+        ("NotConducted", False, ""),
+        "manifests --enable hosted",
+    ),
+    (
+        "conducted",
+        "InPlace",
+        {
+            "target": NEW,
+            "template": {"limit": "-1"},
+            "pool": {"annotations": {hosted_key.ROLLOUT_POLICY: "slow"}},
+            "conducted": (Condition("Degraded", "False"), make_halted("Updating")),
+        },
+        ("Updating", False, hosted.SINCE),
+        "",
+    ),
+    (
+        "stopped by its policy",
+        "InPlace",
+        {
+            "target": NEW,
+            "template": {"limit": "-1"},
+            "pool": {"annotations": {hosted_key.ROLLOUT_POLICY: "slow"}},
+            "conducted": (make_halted("Updating"), make_halted("Degraded")),
+        },
+        ("RolloutStopped", True, hosted.SINCE),
+        "kubectl describe rolloutpolicy slow",
+    ),
+    (
+        "conducted, and not read",
+        "InPlace",
+        {
+            "target": NEW,
+            "template": {"limit": "-1"},
+            "pool": {"annotations": {hosted_key.ROLLOUT_POLICY: "slow"}},
+            "conducted": None,
+        },
+        ("Updating", False, ""),
         "",
     ),
     (
@@ -649,7 +691,10 @@ TEXTS = {
     "machine with a failure": "machine np-0 failed: no quota",
     "unready for a short time": "machine np-0: NodeHealthy is False: NodeNotReady",
     "Ignition not reached": "np-0 has not joined yet; no machine has fetched its config",
-    "conducted": "RolloutPolicy slow conducts the rollout: HyperShift selects no node",
+    "not conducted yet": "by RolloutPolicy slow: HyperShift selects no node",
+    "conducted": "RolloutPolicy slow conducts the rollout: Halted: node a is degraded",
+    "stopped by its policy": "RolloutPolicy slow conducts the rollout: Halted: node a is degraded",
+    "conducted, and not read": "conducts the rollout: HyperShift selects no node",
     "replace by hand": "replaces a machine when it is deleted; machines np-0, np-1 are old",
     "OnDelete, and only new machines": "the update begins",
     "many old machines": "machines np-0, np-1, np-2 and 6 more are old",

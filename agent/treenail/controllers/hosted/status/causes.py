@@ -65,6 +65,9 @@ _STEPS = {
     "Draining": "end what holds the pods; to skip the drain run: {plane} annotate machine {name} "
     "machine.cluster.x-k8s.io/exclude-node-draining=",
     "NoNodeSelected": "correct spec.management: {edit}",
+    "NotConducted": "run the controller: treenail-controller manifests --enable hosted | kubectl "
+    "apply -f -",
+    "RolloutStopped": "do what the message says; see: kubectl describe rolloutpolicy {name}",
     "WaitsForDeletion": "run: {plane} delete machine {name}",
 }
 """The next step of each kind of cause; the names in it are quoted for a shell."""
@@ -349,12 +352,26 @@ class _Finder:
                 f"OnDelete replaces a machine when it is deleted; {_name_all('machine', old)} old"
             )
         names, policy = {"name": old[0] if old else ""}, self._pool.rollout_policy
-        if policy:
-            text = f"RolloutPolicy {policy} conducts the rollout: {text}"
-        is_blocking = kind != "Updating" and not policy
         text = text or "the update begins"
-        cause = self._make(kind, text, since, is_blocking=is_blocking, **names)
-        yield replace(cause, next_step="") if policy else cause
+        if policy:
+            yield self._describe_conducting(policy, text, since)
+            return
+        yield self._make(kind, text, since, is_blocking=kind != "Updating", **names)
+
+    def _describe_conducting(self, policy: str, text: str, since: str) -> Cause:
+        """Say what the controller ``hosted`` recorded of the rollout."""
+        conducted, start = self._facts.conducted, f"RolloutPolicy {policy} conducts the rollout: "
+        if conducted == ():
+            text = f"treenail has not begun the rollout by RolloutPolicy {policy}: {text}"
+            return self._make("NotConducted", text, since, is_blocking=False)
+        for name in ("Degraded", "Updating"):
+            condition = nodepool.find_condition(conducted or (), name)
+            if condition is not None and condition.status == "True":
+                kind = "RolloutStopped" if name == "Degraded" else "Updating"
+                since, is_blocking = condition.last_transition_time, name == "Degraded"
+                text = start + _say(condition)
+                return self._make(kind, text, since, is_blocking=is_blocking, name=policy)
+        return self._make("Updating", start + text, since, is_blocking=False)
 
     def _find_transition(self, is_meant: Callable[[object_meta.Condition], bool]) -> str:
         """Return since when a condition of an update is as meant; empty for none."""

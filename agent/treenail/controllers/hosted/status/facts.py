@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from treenail.api import node
+from treenail.api import node, object_meta
 from treenail.api.hosted import clusterapi, nodepool
 
 
@@ -57,6 +57,8 @@ class PoolFacts:
     """The token Secret of the wanted hash; None if it does not exist."""
     copies: Mapping[str, UserDataCopy] = field(default_factory=dict)
     """The KubeVirt provider's copies that a new machine uses, by the name of the Secret."""
+    conducted: tuple[object_meta.Condition, ...] | None = ()
+    """What treenail says of the rollout that it conducts; None if it could not be read."""
     nodes: Mapping[str, node.Node] | None = None
     """Nodes in the hosted cluster, for InPlace; None if they were not read."""
     unread: tuple[str, ...] = ()

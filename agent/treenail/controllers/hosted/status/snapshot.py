@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from treenail import clocks, errors, sanitize
-from treenail.api import node, object_meta
+from treenail.api import component_names, decode, machineconfigpool, node, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 from treenail.controllers.hosted.status import facts
@@ -122,7 +122,7 @@ class _SnapshotReader:
                 tuple(each for each in own if isinstance(each, clusterapi.Machine)),
                 counts[owner.control_plane_namespace] if owner and core is not None else None,
             )
-            found.append(self._add_secrets(pool_facts))
+            found.append(self._add_secrets(self._add_record(pool_facts)))
         nodes = self._read_guests(found)
         return [
             dataclasses.replace(
@@ -187,6 +187,24 @@ class _SnapshotReader:
             for value in self._list(served, places, read) or []:
                 objects[value.node_pool].append(value)
         return objects
+
+    def _add_record(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
+        """Return the facts with the conditions of the rollout that treenail conducts."""
+        pool, namespace = pool_facts.pool, pool_facts.control_plane
+        if not pool.rollout_policy or not namespace:
+            return pool_facts
+        name = component_names.HOSTED_ROLLOUTS
+        where = f"key {pool.name} of ConfigMap {namespace}/{name}"
+        conditions = None
+        try:
+            found = self._client.find(resources.CONFIGMAPS, name, namespace=namespace) or {}
+            text = str(resources.get_object(found, "data").get(pool.name, "{}"))
+            fields = decode.Fields.from_json(decode.load_json(text, where=where), where)
+            record = {"metadata": {"name": pool.name}, "status": fields.values}
+            conditions = machineconfigpool.MachineConfigPool.from_json(record).conditions
+        except (errors.ClusterError, errors.ConfigError) as error:
+            self._note(pool.full_name, where, error)
+        return dataclasses.replace(pool_facts, conducted=conditions)
 
     def _add_secrets(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
         """Return the facts with those of the Secrets, whose contents do not leave this method."""
