@@ -123,7 +123,9 @@ def is_idle(node: NodeState) -> bool:
 
 def _is_over(node: NodeState) -> bool:
     requested, applied = node.drains
-    return node.state in {"", key.NodeState.DONE} and requested == applied
+    # The drainer uncordons a node first, and then reports that.
+    is_in_service = requested == applied or not node.is_cordoned
+    return node.state in {"", key.NodeState.DONE} and is_in_service
 
 
 def is_failed(node: NodeState, target: str) -> bool:
