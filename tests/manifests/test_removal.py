@@ -39,6 +39,8 @@ CREATED = {
     "controllers/image_build/job_builder.py": ["resource", "JOBS"],
     "controllers/image_build/writer.py": ["MACHINEOSBUILDS"],
     "provisioning/tokens/bootstrap_tokens.py": ["SECRETS"],
+    # tests/controllers/hosted/conduct/test_rules.py
+    "controllers/hosted/conduct/rollout_store.py": ["CONFIGMAPS"],
     # tests/controllers/test_run.py
     "kube/lease.py": ["LEASES"],
     # tests/cli/controller/test_uninstall.py
