@@ -335,6 +335,21 @@ def test_node_that_hypershift_will_redirect_is_the_canary() -> None:
     assert world.is_finished("2c2c2c2c")
 
 
+def test_degraded_node_does_not_fail_the_next_target() -> None:
+    """HyperShift stops at it until a user clears its state, and redirects it then."""
+    world = make_world(canary={"nodes": 1}, maxFailures=0)
+    world.bad.add(NEW)
+    while world.nodes()["m0"].state != "Degraded":
+        world.turn()
+    world.set_target("2c2c2c2c")
+    world.turn(5)
+    assert world.list_acted_on() == ["m0"]
+    assert world.conditions()["Degraded"]["status"] == "False"
+    world.clear_states()
+    world.turn(30)
+    assert world.is_finished("2c2c2c2c")
+
+
 @pytest.mark.parametrize("state", ["Done", "Degraded"])
 def test_target_is_written_to_a_node_that_has_it_already(state: str) -> None:
     """The daemon applies the config that it finds, which may be newer than the desired one."""

@@ -86,7 +86,7 @@ class PoolConductor:
         target, nodes = self._objects.target, guest.get_nodes()
         for machine in self._objects.machines:
             node = nodes.get(machine.node_name)
-            if node is None or node.current_config != target:
+            if node is None or node.current_config != target or node.is_degraded:
                 continue
             if pool_facts.needs_redirect(node, target):
                 self.assign_target(node, {key.DESIRED_CONFIG: target})

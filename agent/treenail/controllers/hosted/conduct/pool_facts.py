@@ -197,7 +197,9 @@ def list_in_place_nodes(
             # HyperShift assigns no image, and its nodes have no lock: a node could only pretend.
             node = replace(found, current_image=None, desired_image=None, locked_by="")
             if needs_redirect(node, objects.target):
-                node = replace(node, desired_config=objects.target)
+                # HyperShift does so once a user has cleared the state: no failure of the target.
+                state = NodeState.WORKING.value if node.is_degraded else node.state
+                node = replace(node, desired_config=objects.target, state=state)
         if not machine.is_deleting:
             members.append(node)
     return tuple(sorted(members, key=lambda node: node.name))
@@ -210,8 +212,7 @@ def needs_redirect(node: node_facts.NodeFacts, target: str) -> bool:
     applies the config that it finds, and then only the node's desired config is old. HyperShift
     would redirect such a node later, at once with the next target.
     """
-    is_redirected = node.current_config != node.desired_config != target
-    return is_redirected and bool(node.desired_config) and not node.is_degraded
+    return node.current_config != node.desired_config != target and bool(node.desired_config)
 
 
 def list_replace_places(
