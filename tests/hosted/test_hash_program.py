@@ -112,7 +112,7 @@ def test_order_of_documents_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("documents", "error"),
     [
-        ([make_document("MachineOSConfig", "a")], "no kind"),
+        ([make_document("MachineOSConfig", "a")], "unsupported config type"),
         ([make_document("MachineConfigPool", "a")], "unsupported config type"),
         ([make_document("ConfigMap", "a", "v1")], "no kind"),
         (["- a list"], "error decoding config"),
