@@ -192,12 +192,11 @@ class GenerateController:
                 document = config.to_json()
                 if present is None:
                     self._client.create(resources.MACHINECONFIGS, document)
-                elif replace(present.config, metadata=config.metadata) == config:
-                    # Another form of the spec's empty fields would be another generation.
-                    stored = self._client.get(resources.MACHINECONFIGS, name)
-                    document = {**stored, "metadata": document["metadata"]}
-                    self._client.update(resources.MACHINECONFIGS, name, document)
                 else:
+                    if replace(present.config, metadata=config.metadata) == config:
+                        # Another form of the spec's empty fields would be another generation.
+                        stored = self._client.get(resources.MACHINECONFIGS, name)
+                        document = {**stored, "metadata": document["metadata"]}
                     self._client.update(resources.MACHINECONFIGS, name, document)
             except (errors.ForbiddenError, errors.InvalidError) as error:
                 failures.append(error)
