@@ -40,7 +40,7 @@ CREATED = {
     "controllers/image_build/writer.py": ["MACHINEOSBUILDS"],
     "provisioning/tokens/bootstrap_tokens.py": ["SECRETS"],
     # tests/controllers/hosted/conduct/test_rules.py
-    "controllers/hosted/conduct/rollout_store.py": ["CONFIGMAPS"],
+    "controllers/hosted/rollout_store.py": ["CONFIGMAPS"],
     # tests/controllers/test_run.py
     "kube/lease.py": ["LEASES"],
     # tests/cli/controller/test_uninstall.py

@@ -19,7 +19,7 @@ from treenail.clocks import format_rfc3339
 from treenail.controllers.hosted.conduct.conductor import ConductTools, PoolConductor
 from treenail.controllers.hosted.conduct.guests import GuestCluster
 from treenail.controllers.hosted.conduct.pool_facts import MAX_UNAVAILABLE, PoolObjects
-from treenail.controllers.hosted.conduct.rollout_store import RolloutStore
+from treenail.controllers.hosted.rollout_store import RolloutStore
 from treenail.controllers.pools.node_facts import NodeFacts
 from treenail.controllers.pools.rollout_policy import ObservedPolicy
 from treenail.errors import ConflictError, NotFoundError, UnreachableError

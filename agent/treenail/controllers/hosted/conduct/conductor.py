@@ -13,7 +13,8 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool
 from treenail.api.hosted import clusterapi, nodepool
-from treenail.controllers.hosted.conduct import guests, pool_facts, rollout_store
+from treenail.controllers.hosted import rollout_store
+from treenail.controllers.hosted.conduct import guests, pool_facts
 from treenail.controllers.pools import node_facts, os_image, pool_membership, rollout_policy
 from treenail.controllers.rollout import external_gates, reconcile
 from treenail.kube import api_client, event_recorder, resources

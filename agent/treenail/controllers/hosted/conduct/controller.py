@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from treenail import clocks, errors
 from treenail.api.hosted import clusterapi, nodepool
-from treenail.controllers.hosted.conduct import conductor, guests, pool_facts, rollout_store
+from treenail.controllers.hosted import rollout_store
+from treenail.controllers.hosted.conduct import conductor, guests, pool_facts
 from treenail.controllers.pools import pool_views
 from treenail.controllers.rollout import external_gates
 from treenail.controllers.runtime import informer_set

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from treenail import clocks, errors, sanitize
-from treenail.api import component_names, decode, machineconfigpool, node, object_meta
+from treenail.api import component_names, machineconfigpool, node, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.status import facts
 from treenail.kube import api_client, discovery, resources
 from treenail.kube.transport import kubeconfig, native
@@ -93,6 +94,7 @@ class _SnapshotReader:
         self._client = client
         self._clock = clock
         self._guest_limit_s = guest_limit_s
+        self._records = rollout_store.RolloutStore(client)
         self._unread: dict[str, list[str]] = defaultdict(list)
         """Sentences by namespace of a control plane or full name of a pool; "" is all pools."""
 
@@ -193,14 +195,11 @@ class _SnapshotReader:
         pool, namespace = pool_facts.pool, pool_facts.control_plane
         if not pool.rollout_policy or not namespace:
             return pool_facts
-        name = component_names.HOSTED_ROLLOUTS
-        where = f"key {pool.name} of ConfigMap {namespace}/{name}"
+        where = f"key {pool.name} of ConfigMap {namespace}/{component_names.HOSTED_ROLLOUTS}"
         conditions = None
         try:
-            found = self._client.find(resources.CONFIGMAPS, name, namespace=namespace) or {}
-            text = str(resources.get_object(found, "data").get(pool.name, "{}"))
-            fields = decode.Fields.from_json(decode.load_json(text, where=where), where)
-            record = {"metadata": {"name": pool.name}, "status": fields.values}
+            status = self._records.read(namespace, pool.name)
+            record = {"metadata": {"name": pool.name}, "status": status}
             conditions = machineconfigpool.MachineConfigPool.from_json(record).conditions
         except (errors.ClusterError, errors.ConfigError) as error:
             self._note(pool.full_name, where, error)
