@@ -153,9 +153,9 @@ class InPlacePool:
         )
         return clusterapi.MachineSet.from_json(document)
 
-    def read_machine(self, name: str) -> clusterapi.Machine:
+    def read_machine(self, name: str) -> clusterapi.ClusterMachine:
         document = self._clusters.management.get(MACHINES, name, namespace=hosted.CONTROL_PLANE)
-        return clusterapi.Machine.from_json(document)
+        return clusterapi.ClusterMachine.from_json(document)
 
     def read_node(self, name: str) -> Node:
         return Node.from_json(self._clusters.guest.get(NODES, name))

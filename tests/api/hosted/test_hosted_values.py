@@ -46,7 +46,7 @@ TEMPLATE = "spec.template.spec."
 DRAIN = (TEMPLATE + "deletion.nodeDrainTimeoutSeconds", 5430, TEMPLATE + "nodeDrainTimeout")
 VERSIONS: list[tuple[Any, Json, list[Any]]] = [
     (
-        clusterapi.Machine,
+        clusterapi.ClusterMachine,
         hosted.make_machine("m-0"),
         [
             ("spec.deletion.nodeDrainTimeoutSeconds", 0, "spec.nodeDrainTimeout", "0s"),
@@ -114,7 +114,8 @@ def test_both_versions_of_cluster_api_become_the_same_value(
             "status.kubeConfig.key: expected a string, found an empty string",
         ),
         (
-            clusterapi.Machine, hosted.make_machine("m-0"), "apiVersion", "cluster.x-k8s.io/v1",
+            clusterapi.ClusterMachine, hosted.make_machine("m-0"),
+            "apiVersion", "cluster.x-k8s.io/v1",
             "apiVersion: expected v1beta2 or v1beta1 of cluster.x-k8s.io, found ",
         ),
         (

@@ -40,10 +40,9 @@ TOKEN_EXPIRATION = PREFIX + "ignition-token-expiration-timestamp"
 CORE_CONFIG = PREFIX + "core-ignition-config"
 """Label of ConfigMaps with parts of the config, in the namespace of the control plane."""
 
-# Labels of Machines, and an annotation, written by Cluster API.
+# Labels of Machines, written by Cluster API.
 CLUSTER_NAME = CAPI_PREFIX + "cluster-name"
 SET_NAME = CAPI_PREFIX + "set-name"
-PAUSED = CAPI_PREFIX + "paused"
 
 # Written by users, read by treenail.
 ROLLOUT_POLICY = annotations.OWN_PREFIX + "rollout-policy"

@@ -236,7 +236,3 @@ _IN_V1BETA1: dict[type, type] = {
     MachineDeployment: _MachineDeploymentV1Beta1,
 }
 """The fields of each class as v1beta1 has them."""
-
-# The names that Cluster API uses, for readers of this module.
-Machine = ClusterMachine
-ConditionType = MachineCondition

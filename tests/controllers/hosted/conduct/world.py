@@ -225,7 +225,7 @@ class HostedWorld:
         pool = read("nodepools", nodepool.NodePool.from_json)[0]
         cluster = read("hostedclusters", nodepool.HostedCluster.from_json)[0]
         sets = tuple(read("machinesets", clusterapi.MachineSet.from_json))
-        machines = tuple(read("machines", clusterapi.Machine.from_json))
+        machines = tuple(read("machines", clusterapi.ClusterMachine.from_json))
         if pool.is_in_place:
             return PoolObjects(pool, cluster, sets[0], machines=machines)
         deployment = read("machinedeployments", clusterapi.MachineDeployment.from_json)[0]

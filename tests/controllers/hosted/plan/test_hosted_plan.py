@@ -82,7 +82,7 @@ def list_objects(*found: Json) -> dict[hosted_plan.Key, Json]:
 
 def make_machines(count: int = 2) -> hosted_plan.Machines:
     found = [hosted.make_machine(f"m-{number}") for number in range(count)]
-    return {"clusters/np": [clusterapi.Machine.from_json(each) for each in found]}
+    return {"clusters/np": [clusterapi.ClusterMachine.from_json(each) for each in found]}
 
 
 def plan_change(*changes: Json, present: tuple[Json, ...] = (), count: int = 2) -> HostedPlan:
@@ -517,7 +517,7 @@ def test_machine_that_is_deleted_does_not_count_and_one_without_node_does() -> N
     found = [hosted.make_machine("m-0"), hosted.make_machine("m-1", node="")]
     found.append(hosted.make_machine("m-2"))
     found[2]["metadata"]["deletionTimestamp"] = hosted.SINCE
-    machines = {"clusters/np": [clusterapi.Machine.from_json(each) for each in found]}
+    machines = {"clusters/np": [clusterapi.ClusterMachine.from_json(each) for each in found]}
     before = list_objects(make_pool("InPlace"), hosted.make_hosted_cluster(), config_map(NO_CONFIG))
     changes = list_objects(config_map(machine_config(text="y")))
     (planned,) = hosted_plan.plan_pools(before, changes, machines, now=NOW)

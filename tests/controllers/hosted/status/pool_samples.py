@@ -19,13 +19,15 @@ TOKEN = facts.TokenFacts(
 )  # fmt: skip
 
 
-def read_machine(name: str, value: str = hosted.OLD_HASH, **more: Any) -> clusterapi.Machine:
+def read_machine(name: str, value: str = hosted.OLD_HASH, **more: Any) -> clusterapi.ClusterMachine:
     """A Machine; ``created`` and ``deleting`` are times, ``status`` replaces its status."""
     status, created = more.pop("status", None), more.pop("created", AGED)
     deleting, meta = more.pop("deleting", None), {"creationTimestamp": created}
     meta |= {"deletionTimestamp": deleting} if deleting else {}
     document = hosted.make_machine(name, value=value, **meta, **more)
-    return clusterapi.Machine.from_json({**document, **({"status": status} if status else {})})
+    return clusterapi.ClusterMachine.from_json(
+        {**document, **({"status": status} if status else {})}
+    )
 
 
 def read_node(name: str, **annotations: str) -> node.Node:

@@ -35,8 +35,8 @@ _DECISIVE = (
 """Kinds whose watches must be current for a selection."""
 
 
-_CapiObject = clusterapi.Machine | clusterapi.MachineSet | clusterapi.MachineDeployment
-_Owned = TypeVar("_Owned", clusterapi.Machine, clusterapi.MachineSet)
+_CapiObject = clusterapi.ClusterMachine | clusterapi.MachineSet | clusterapi.MachineDeployment
+_Owned = TypeVar("_Owned", clusterapi.ClusterMachine, clusterapi.MachineSet)
 
 
 class ConductController:
@@ -82,7 +82,7 @@ class ConductController:
         self._control_planes = add_view(
             watch.WatchScope(resources.HOSTEDCONTROLPLANES), nodepool.HostedControlPlane.from_json
         )
-        self._machines = add_view(machines, clusterapi.Machine.from_json)
+        self._machines = add_view(machines, clusterapi.ClusterMachine.from_json)
         self._sets = add_view(sets, clusterapi.MachineSet.from_json)
         self._deployments = add_view(deployments, clusterapi.MachineDeployment.from_json)
         self._policies = pool_views.add_policy_view(informers)

@@ -44,7 +44,7 @@ class PoolObjects:
     """The MachineSet of InPlace, the MachineDeployment of Replace."""
     template_sets: tuple[clusterapi.MachineSet, ...] = ()
     """For Replace: the MachineSets of the deployment."""
-    machines: tuple[clusterapi.Machine, ...] = ()
+    machines: tuple[clusterapi.ClusterMachine, ...] = ()
     """Those that one of these MachineSets controls."""
 
     @property
@@ -252,9 +252,9 @@ def _list_machines(objects: PoolObjects) -> list[node_facts.NodeFacts]:
     ]
 
 
-def _read_machine(machine: clusterapi.Machine, config: str) -> node_facts.NodeFacts:
+def _read_machine(machine: clusterapi.ClusterMachine, config: str) -> node_facts.NodeFacts:
     healthy = nodepool.find_condition(
-        (*machine.conditions, *machine.old_conditions), clusterapi.ConditionType.NODE_HEALTHY
+        (*machine.conditions, *machine.old_conditions), clusterapi.MachineCondition.NODE_HEALTHY
     )
     is_running = machine.phase == "Running" if healthy is None else healthy.status == "True"
     # A Machine that never joined may be replaced at once. One whose node is down uses capacity:

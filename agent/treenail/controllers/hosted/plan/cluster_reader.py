@@ -43,6 +43,6 @@ def read_objects(
             resource = dataclasses.replace(resources.MACHINES, version=version)
             namespace = nodepool.HostedCluster.from_json(found).control_plane_namespace
             for document in client.list(resource, namespace=namespace).items:
-                machine = clusterapi.Machine.from_json(document)
+                machine = clusterapi.ClusterMachine.from_json(document)
                 machines[machine.node_pool].append(machine)
     return objects, machines

@@ -25,7 +25,7 @@ _EXPECTED = ", ".join(f"{kind} of {version}" for kind, version in _VERSIONS.item
 Key = tuple[str, str, str]
 """Kind, namespace and name."""
 Objects = Mapping[Key, decode.Json]
-Machines = Mapping[str, Sequence[clusterapi.Machine]]
+Machines = Mapping[str, Sequence[clusterapi.ClusterMachine]]
 """By `nodepool.NodePool.full_name`."""
 
 MAX_SHOWN = 20

@@ -101,7 +101,7 @@ def find_causes(pool_facts: facts.PoolFacts, now: float) -> tuple[Cause, ...]:
     return tuple(causes[:MAX_CAUSES])
 
 
-def find_bad_condition(machine: clusterapi.Machine) -> object_meta.Condition | None:
+def find_bad_condition(machine: clusterapi.ClusterMachine) -> object_meta.Condition | None:
     """Return the condition that says most about a machine which is not ready; None if it is."""
     for conditions in (machine.conditions, machine.old_conditions):
         for condition_type in _MACHINE_CONDITIONS:
@@ -289,7 +289,7 @@ class _Finder:
             text = f"machines get no config (511): {text}"
             yield self._make(kind, text, since, is_blocking=is_blocking, name=name)
 
-    def _judge_machine(self, machine: clusterapi.Machine) -> Cause | None:
+    def _judge_machine(self, machine: clusterapi.ClusterMachine) -> Cause | None:
         """Return what a machine waits for, or why it failed; None for one that is ready."""
         condition, name, since = find_bad_condition(machine), machine.name, machine.metadata.created
         said = f": {_say(condition)}" if condition else ""
@@ -316,9 +316,9 @@ class _Finder:
         names = {"name": name, "endpoint": f"https://{endpoint}/ignition"}
         return self._make_aged(kind, text, since, _JOIN_LIMIT_S, **names)
 
-    def _judge_deletion(self, machine: clusterapi.Machine) -> Cause:
-        new = nodepool.find_condition(machine.conditions, clusterapi.ConditionType.DELETING)
-        old_type = clusterapi.ConditionType.DRAINING_SUCCEEDED
+    def _judge_deletion(self, machine: clusterapi.ClusterMachine) -> Cause:
+        new = nodepool.find_condition(machine.conditions, clusterapi.MachineCondition.DELETING)
+        old_type = clusterapi.MachineCondition.DRAINING_SUCCEEDED
         old = nodepool.find_condition(machine.old_conditions, old_type)
         is_drain = new is not None and new.reason == "DrainingNode"
         is_drain |= old is not None and old.status == "False"

@@ -48,7 +48,7 @@ class PoolFacts:
     cluster: nodepool.HostedCluster | None = None
     template: clusterapi.MachineSet | clusterapi.MachineDeployment | None = None
     """The MachineDeployment of Replace, the MachineSet of InPlace."""
-    machines: tuple[clusterapi.Machine, ...] = ()
+    machines: tuple[clusterapi.ClusterMachine, ...] = ()
     core_configs: int | None = None
     """How many ConfigMaps have the core of the config; None if they could not be counted."""
     has_secrets: bool = False

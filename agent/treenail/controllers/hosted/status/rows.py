@@ -141,7 +141,9 @@ def _find_state(
     return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATED
 
 
-def _find_machine_state(pool_facts: facts.PoolFacts, machine: clusterapi.Machine) -> MachineState:
+def _find_machine_state(
+    pool_facts: facts.PoolFacts, machine: clusterapi.ClusterMachine
+) -> MachineState:
     if machine.phase == "Failed" or machine.failure:
         return MachineState.FAILED
     if machine.is_deleting:

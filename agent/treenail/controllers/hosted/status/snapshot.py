@@ -30,9 +30,9 @@ _CORE_CONFIGS = {"labelSelector": f"{hosted_key.CORE_CONFIG}=true"}
 _GUESTS_LIMIT_S = 20.0
 """Limit until the last request to a hosted cluster begins."""
 _GUEST_THREADS = 16
-_CapiObject = clusterapi.Machine | clusterapi.MachineSet | clusterapi.MachineDeployment
+_CapiObject = clusterapi.ClusterMachine | clusterapi.MachineSet | clusterapi.MachineDeployment
 _CAPI_KINDS: tuple[tuple[resources.Resource, Callable[[object], _CapiObject]], ...] = (
-    (resources.MACHINES, clusterapi.Machine.from_json),
+    (resources.MACHINES, clusterapi.ClusterMachine.from_json),
     (resources.MACHINESETS, clusterapi.MachineSet.from_json),
     (resources.MACHINEDEPLOYMENTS, clusterapi.MachineDeployment.from_json),
 )
@@ -121,7 +121,7 @@ class _SnapshotReader:
                 pool,
                 owner,
                 next((each for each in templates if each.get_controller() is None), None),
-                tuple(each for each in own if isinstance(each, clusterapi.Machine)),
+                tuple(each for each in own if isinstance(each, clusterapi.ClusterMachine)),
                 counts[owner.control_plane_namespace] if owner and core is not None else None,
             )
             found.append(self._add_secrets(self._add_record(pool_facts)))
