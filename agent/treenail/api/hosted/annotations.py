@@ -47,3 +47,27 @@ SET_NAME = CAPI_PREFIX + "set-name"
 # Written by users, read by treenail.
 ROLLOUT_POLICY = annotations.OWN_PREFIX + "rollout-policy"
 """Of a NodePool: the RolloutPolicy that conducts its rollouts."""
+
+# Of a NodePool that treenail owns, written by users.
+MACHINE_TEMPLATE = annotations.OWN_PREFIX + "machine-template"
+"""``KIND/NAME`` of the user's infrastructure template, in the namespace of the control plane."""
+CAPACITY = annotations.OWN_PREFIX + "capacity"
+"""Resources of a machine for the autoscaler, such as ``cpu=4,memory=16Gi``."""
+REFRESH = annotations.OWN_PREFIX + "refresh"
+"""``InPlace``: changes that need neither drain nor reboot go to the nodes of a Replace pool too."""
+
+# Of a MachineSet that treenail owns, written by treenail.
+TARGET_CONFIG = annotations.OWN_PREFIX + "target-config"
+"""``targetHash`` that the nodes of the set should have."""
+UPDATED_CONFIG = annotations.OWN_PREFIX + "updated-config"
+"""``targetHash`` that all nodes of the set had when the last update ended."""
+
+# Labels of ConfigMaps that users write.
+RELEASE = annotations.OWN_PREFIX + "release"
+"""Version of the release whose base MachineConfigs the ConfigMap has."""
+POOL = annotations.OWN_PREFIX + "node-pool"
+"""Name of the NodePool in the same namespace whose nodes get the MachineConfigs too."""
+
+# Of a Node of a hosted cluster.
+HOSTED_DRAIN = annotations.OWN_PREFIX + "desired-drain"
+"""Like ``desiredDrain``, where HyperShift's drainer runs too and must not see it."""

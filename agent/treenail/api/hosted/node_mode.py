@@ -1,0 +1,44 @@
+"""The file that switches the agent of a node to hosted mode, and the names that follow from it.
+
+The generator of a NodePool's config writes the file, the agent reads it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from treenail.api import annotations as key
+from treenail.encoding import codec
+
+PATH = "/etc/treenail/hosted.json"
+CONFIG_KEY, HASH_KEY = "config", "hash"
+"""Keys of the ConfigMap: gzip and base64 of an Ignition config, and the hash that names it."""
+_NAMESPACE_LIMIT = 63
+
+
+@dataclass(frozen=True, slots=True)
+class HostedMode(codec.JsonObject):
+    """What an agent must know of its NodePool. An unknown field is an error."""
+
+    node_pool: codec.NonEmptyText
+    """Name of the NodePool."""
+    upgrade_namespace: codec.NonEmptyText
+    """Namespace of the ConfigMap in the hosted cluster."""
+    drain_annotation: str = key.DESIRED_DRAIN
+    """Annotation of the Node in which the agent asks for a drain."""
+
+    @property
+    def config_map(self) -> str:
+        """Name of the ConfigMap with the config, in ``upgrade_namespace``."""
+        return f"{self.node_pool}-upgrade"
+
+
+def name_upgrade_namespace(node_pool: str) -> str:
+    """Return the namespace that treenail makes in a hosted cluster; at most 63 characters.
+
+    HyperShift's own is ``NODE_POOL-upgrade``.
+    """
+    name = f"treenail-upgrade-{node_pool.replace('.', '-')}"
+    if len(name) <= _NAMESPACE_LIMIT and "." not in node_pool:
+        return name
+    digest = hashlib.sha256(node_pool.encode()).hexdigest()[:8]
+    return f"{name[: _NAMESPACE_LIMIT - 9].rstrip('-')}-{digest}"
