@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from treenail.api import machineconfig
+from treenail.api.hosted import nodepool
+from treenail.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +20,25 @@ class PoolConfig:
     version: str
     """Version of the release."""
     release_image: str = ""
+    warnings: tuple[str, ...] = ()
+    """Fields without effect, each with its place."""
+
+
+class PoolConfigError(ConfigError):
+    """The config of a NodePool cannot be made; a condition of the NodePool shows why.
+
+    ``condition`` is its type, ``reason`` is CamelCase. With ``is_wait`` another program has not yet
+    written what is missing, so that the condition is no failure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        remedy: str = "",
+        condition: str = nodepool.NodePoolCondition.VALID_MACHINE_CONFIG,
+        is_wait: bool = False,
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.condition, self.reason, self.is_wait = condition, reason, is_wait
