@@ -12,7 +12,8 @@ from treenail.api import component_names
 from treenail.api.object_meta import is_object_name
 from treenail.cli import argument_parser, files, output_format, terminal
 from treenail.cli.controller import connect, ignition
-from treenail.provisioning.content.document import HEADERS_SINCE, build_pointer, check_server_url
+from treenail.config.ignition.pointer import check_server_url
+from treenail.provisioning.content.document import HEADERS_SINCE, build_pointer
 from treenail.provisioning.tokens import tokens
 
 if TYPE_CHECKING:
