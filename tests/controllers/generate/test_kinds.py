@@ -11,7 +11,7 @@ from tests.fixtures.clusters import REAL
 from tests.fixtures.controllers import open_client
 from tests.fixtures.objects import make_object
 from tests.waiting import wait_until
-from treenail.errors import InvalidError, NotFoundError
+from treenail.errors import AlreadyExistsError, InvalidError, NotFoundError
 from treenail.kube.api_client import Client
 from treenail.kube.resources import CUSTOMRESOURCEDEFINITIONS, GENERATOR_SOURCES, Resource
 from treenail.manifests import installation
@@ -30,12 +30,23 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[Client, bool]]:
     documents: Any = installation.load_crds("crds/generate")
     with open_client(path) as client:
         for document in documents:
-            client.create(CUSTOMRESOURCEDEFINITIONS, document)
+            # Another module may have left the kind, or its deletion may not be complete.
+            wait_until(lambda document=document: create_kind(client, document), limit_s=60.0)  # type: ignore[misc]
         for resource in GENERATOR_SOURCES:
             wait_until(lambda resource=resource: is_served(client, resource), limit_s=60.0)  # type: ignore[misc]
         yield client, request.param != "lab"
         for document in documents:
             client.delete(CUSTOMRESOURCEDEFINITIONS, document["metadata"]["name"])
+
+
+def create_kind(client: Client, document: Json) -> bool:
+    """Create a CustomResourceDefinition; False while an earlier one is being deleted."""
+    try:
+        client.create(CUSTOMRESOURCEDEFINITIONS, document)
+    except AlreadyExistsError:
+        found = client.find(CUSTOMRESOURCEDEFINITIONS, document["metadata"]["name"])
+        return found is not None and "deletionTimestamp" not in found["metadata"]
+    return True
 
 
 def is_served(client: Client, resource: Resource) -> bool:
