@@ -462,7 +462,7 @@ def build_ignition(files: Iterable[sources.GeneratedFile]) -> decode.Json:
         {
             "path": file.path,
             "overwrite": True,
-            "mode": 0o644,
+            "mode": file.mode,
             "contents": {
                 "compression": "",
                 "source": begin + base64.b64encode(file.contents.encode()).decode(),

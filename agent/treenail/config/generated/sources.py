@@ -53,10 +53,11 @@ class SourceObject:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFile:
-    """A file that a generator writes; mode 0644, owned by root, overwrites an existing one."""
+    """A file that a generator writes; owned by root, overwrites an existing one."""
 
     path: str
     contents: str = field(repr=False)
+    mode: int = 0o644
 
 
 class BaseFiles:

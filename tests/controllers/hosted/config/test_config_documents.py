@@ -11,6 +11,7 @@ import pytest
 
 from treenail.controllers.hosted.config import config_documents
 from treenail.controllers.hosted.config.config_documents import PoolDocuments
+from treenail.controllers.render import render
 
 Json = dict[str, Any]
 
@@ -260,7 +261,7 @@ def test_unreadable_document_is_one_problem_with_its_place(text: str, problem: s
     (actual,) = found.problems
     assert problem in actual
     assert "; " in actual
-    assert config_documents.render_documents(found).config is None
+    assert config_documents.render_documents(found, render.ControllerConfig()).config is None
 
 
 def test_missing_config_map_and_missing_key_are_problems() -> None:
@@ -284,7 +285,7 @@ def test_all_kinds_render_to_one_config() -> None:
     config = EMPTY_CONFIG + "spec: {kernelArguments: [quiet]}\n"
     runtime = RUNTIME.replace('overlaySize: "0"', "overlaySize: 8G")
     found = read(config, kubelet_config("pods", 100), runtime, MIRRORS)
-    rendered = config_documents.render_documents(found)
+    rendered = config_documents.render_documents(found, render.ControllerConfig())
     assert rendered.problems == ()
     assert rendered.config is not None
     assert rendered.config.kernel_arguments == ("quiet",)
@@ -331,6 +332,6 @@ def test_all_kinds_render_to_one_config() -> None:
 def test_invalid_document_is_a_problem_with_its_place(
     text: str, problem: str, *, is_rendered: bool
 ) -> None:
-    rendered = config_documents.render_documents(read(text))
+    rendered = config_documents.render_documents(read(text), render.ControllerConfig())
     assert problem in rendered.problems[0]
     assert (rendered.config is not None) is is_rendered

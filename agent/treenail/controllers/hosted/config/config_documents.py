@@ -6,7 +6,7 @@ field is a problem here, and HyperShift ignores it.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treenail import memory, sanitize
@@ -21,6 +21,7 @@ from treenail.config.generated import (
     policies,
     sources,
 )
+from treenail.controllers.hosted.config import pool_config
 from treenail.controllers.render import render
 from treenail.errors import ConfigError
 
@@ -32,13 +33,15 @@ KINDS = {machineconfig.KIND: machineconfig.API_VERSION} | {
     for kind in (*generate.POOL_KINDS, *_MIRRORS, policies.CLUSTER_KIND)
 }
 """The apiVersion of each kind that HyperShift accepts in a ConfigMap."""
+ALL_KINDS = KINDS | kinds.GENERATOR_KINDS
+"""Those that treenail generates from; HyperShift has the kind Image in its HostedCluster."""
 _OLD_POLICY_VERSION = "config.openshift.io/v1alpha1"
 # Go writes these fields also when the user does not, and drops unknown ones.
 _MACHINE_CONFIG_SPEC: decode.Json = {
     "baseOSExtensionsContainerImage": "", "config": None, "extensions": None, "fips": False,
     "kernelArguments": None, "kernelType": "", "osImageURL": "",
 }  # fmt: skip
-_WORKER, _BUILT_IN = {merge.ROLE: merge.WORKER}, {key.BUILT_IN_POOL: ""}
+WORKER_LABELS, _BUILT_IN = {merge.ROLE: merge.WORKER}, {key.BUILT_IN_POOL: ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,45 +70,62 @@ class PoolDocuments:
     """What is wrong with ConfigMaps and documents, each with its remedy."""
     is_readable: bool = True
     """False when HyperShift refuses them too: then it changes nothing (``ValidMachineConfig``)."""
+    reason: str = pool_config.INVALID_CONFIG
+    """Reason of the problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedDocuments:
     """The MachineConfig of the documents; None when a document is invalid."""
 
-    config: machineconfig.MachineConfig | None = field(repr=False, default=None)
+    result: render.RenderedConfig | None = field(repr=False, default=None)
     configs: Mapping[str, machineconfig.MachineConfig] = field(repr=False, default_factory=dict)
     """Its sources by name."""
     problems: tuple[str, ...] = ()
+    locations: Mapping[str, str] = field(default_factory=dict)
+    """ConfigMap and document by kind and name."""
+
+    @property
+    def config(self) -> machineconfig.MachineConfig | None:
+        return self.result.config if self.result else None
 
 
-def read_config_maps(config_maps: Mapping[str, decode.Json | None], count: int) -> PoolDocuments:
+def read_config_maps(
+    config_maps: Mapping[str, decode.Json | None], count: int, accepted: Mapping[str, str] = KINDS
+) -> PoolDocuments:
     """Read the ``count`` ConfigMaps that ``spec.config`` names; None for one that is missing."""
     if count > MAX_CONFIG_MAPS:
         problem = f"spec.config: expected at most {MAX_CONFIG_MAPS} ConfigMaps, found {count}"
         problem += "; put several documents into one ConfigMap, separated by ---"
-        return PoolDocuments(problems=(problem,), is_readable=False)
+        return PoolDocuments((), (problem,), is_readable=False)
     found, problems, is_readable = list[ConfigDocument](), list[str](), True
+    reason = pool_config.INVALID_CONFIG
     for name, config_map in config_maps.items():
         location = f"ConfigMap {name}"
         try:
             text = _get_text(config_map, location, problems)
             for number, chunk in enumerate([*_split_documents(text)], start=1):
-                found.append(_read_document(chunk, f"{location}, document {number}"))
+                found.append(read_document(chunk, f"{location}, document {number}", accepted))
         except ConfigError as error:
             is_readable = False
             problems.append(f"{error}; {error.remedy or 'correct the document'}")
+            if isinstance(error, pool_config.PoolConfigError):
+                reason = error.reason
     found.sort(key=lambda document: document.text)
-    return PoolDocuments(tuple(found), tuple(problems), is_readable)
+    return PoolDocuments(tuple(found), tuple(problems), is_readable, reason)
 
 
-def render_documents(found: PoolDocuments, release_image: str = "") -> RenderedDocuments:
-    """Render the documents over a base that has only the files that generators change."""
+def render_documents(
+    found: PoolDocuments,
+    cluster: render.ControllerConfig,
+    base: Sequence[machineconfig.MachineConfig] = (),
+) -> RenderedDocuments:
+    """Render the documents over the base, by default one with the files that generators change."""
     if not found.is_readable:
         return RenderedDocuments()
-    configs = {_BASE.name: _BASE}
+    configs = {config.name: config for config in base or (_BASE,)}
     objects: dict[tuple[str, str, str], sources.SourceObject] = {}
-    locations: dict[str, str] = {}
+    locations = {f"{machineconfig.KIND} {config.name}": "the base" for config in base}
     errors, ignored = list[str](), list[str]()
     for document in found.documents:
         place = f"{document.location}, {document.title}: "
@@ -124,8 +144,9 @@ def render_documents(found: PoolDocuments, release_image: str = "") -> RenderedD
         except ConfigError as error:
             text = str(error).removeprefix(f"{document.title}: ")
             errors.append(f"{place}{text}; {error.remedy or 'correct the field'}")
-    facts = sources.ClusterFacts(release_image)
-    generation = generate.generate_configs(objects, [_POOL], configs.values(), facts, ())
+    images = filter(None, (cluster.base_images.os, *(c.os_image_url for c in configs.values())))
+    facts = sources.ClusterFacts(cluster.release_image, tuple(dict.fromkeys(images)))
+    generation = generate.generate_configs(objects, [POOL], configs.values(), facts, ())
     for result in generation.results.values():
         place = f"{locations[result.source.title]}, {result.source.title}: "
         errors += [f"{place}{text}" for text in result.messages]
@@ -133,10 +154,17 @@ def render_documents(found: PoolDocuments, release_image: str = "") -> RenderedD
     rendered = None
     try:
         if not errors:
-            rendered = render.render_pool(_POOL, configs.values(), render.ControllerConfig()).config
+            rendered = render.render_pool(POOL, configs.values(), cluster)
     except ConfigError as error:
-        errors.append(f"{error}; {error.remedy or 'correct the documents'}")
-    return RenderedDocuments(rendered, configs, (*errors, *ignored))
+        errors.append(locate_error(error, locations))
+    return RenderedDocuments(rendered, configs, (*errors, *ignored), locations)
+
+
+def locate_error(error: ConfigError, locations: Mapping[str, str]) -> str:
+    """Return the error and its remedy behind the place of the MachineConfig that it names."""
+    title = re.match(rf"{machineconfig.KIND} [^\s:]+(?=: )", str(error))
+    place = f"{locations.get(title[0], '')}, " if title and title[0] in locations else ""
+    return f"{place}{error}; {error.remedy or 'correct the documents'}"
 
 
 def _get_text(config_map: decode.Json | None, where: str, problems: list[str]) -> str:
@@ -169,7 +197,7 @@ def _split_documents(text: str) -> Iterator[str]:
             lines.append(line.removesuffix("\r") + "\n")
 
 
-def _read_document(text: str, location: str) -> ConfigDocument:
+def read_document(text: str, location: str, accepted: Mapping[str, str]) -> ConfigDocument:
     """Read a document and add the defaults of HyperShift; raise `ConfigError`."""
     value = documents.load_document(text, where=location)
     if (value.get("kind"), value.get("apiVersion")) == (policies.CLUSTER_KIND, _OLD_POLICY_VERSION):
@@ -177,18 +205,19 @@ def _read_document(text: str, location: str) -> ConfigDocument:
         value = documents.load_document(text, where=location)
     fields = decode.Fields(value, location)
     kind, version = fields.get_text("kind"), fields.get_text("apiVersion")
-    if KINDS.get(kind) != version:
-        raise ConfigError(
-            f"{location}: expected one of {', '.join(KINDS)}, found {kind or 'no kind':.80} of "
+    if (expected := accepted.get(kind)) != version:
+        raise pool_config.PoolConfigError(
+            f"{location}: expected one of {', '.join(accepted)}, found {kind or 'no kind':.80} of "
             f"apiVersion {version or 'none':.80}",
-            remedy=f"set apiVersion: {KINDS[kind]}" if kind in KINDS else "remove the document",
+            reason=pool_config.UNSUPPORTED_KIND,
+            remedy=f"set apiVersion: {expected}" if expected else "remove the document",
         )
     if kind not in (machineconfig.KIND, *generate.POOL_KINDS):
         return ConfigDocument(location, value, text)
     metadata, spec = fields.get_object("metadata"), fields.get_object("spec").values
     meta = {"creationTimestamp": None, **metadata.values}
     if kind == machineconfig.KIND:
-        meta["labels"] = {**metadata.get_text_map("labels"), **_WORKER}
+        meta["labels"] = {**metadata.get_text_map("labels"), **WORKER_LABELS}
         value = {**value, "metadata": meta}
         known = {name: one for name, one in spec.items() if name in _MACHINE_CONFIG_SPEC}
         hashed = {**_MACHINE_CONFIG_SPEC, **decode.Fields(known, "").get_other_fields()}
@@ -206,9 +235,9 @@ _FILES = (
 )
 _IGNITION = generate.build_ignition(itertools.starmap(sources.GeneratedFile, _FILES))
 _BASE = machineconfig.MachineConfig.from_json(
-    {"metadata": {"name": "00-worker", "labels": _WORKER}, "spec": {"config": _IGNITION}}
+    {"metadata": {"name": "00-worker", "labels": WORKER_LABELS}, "spec": {"config": _IGNITION}}
 )
-_SELECTOR = {"machineConfigSelector": {"matchLabels": _WORKER}}
-_POOL = machineconfigpool.MachineConfigPool.from_json(
+_SELECTOR = {"machineConfigSelector": {"matchLabels": WORKER_LABELS}}
+POOL = machineconfigpool.MachineConfigPool.from_json(
     {"metadata": {"name": merge.WORKER, "labels": _BUILT_IN}, "spec": _SELECTOR}
 )

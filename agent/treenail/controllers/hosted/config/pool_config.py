@@ -6,10 +6,14 @@ from treenail.api import machineconfig
 from treenail.api.hosted import nodepool
 from treenail.errors import ConfigError
 
+INVALID_CONFIG, UNSUPPORTED_KIND = "InvalidConfig", "UnsupportedConfigKind"
+MISSING_CORE_CONFIG, MISSING_RELEASE = "MissingCoreConfig", "ReleaseBaseMissing"
+PAYLOAD_TOO_LARGE = "PayloadTooLarge"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """What machines and nodes of a NodePool should have."""
+    """The desired config of machines and nodes of a NodePool."""
 
     config: machineconfig.MachineConfig = field(repr=False)
     """Rendered, with the files of pull secret and trust bundle, which are secret."""
@@ -20,8 +24,6 @@ class PoolConfig:
     version: str
     """Version of the release."""
     release_image: str = ""
-    warnings: tuple[str, ...] = ()
-    """Fields without effect, each with its place."""
 
 
 class PoolConfigError(ConfigError):
@@ -35,7 +37,7 @@ class PoolConfigError(ConfigError):
         self,
         message: str,
         *,
-        reason: str,
+        reason: str = INVALID_CONFIG,
         remedy: str = "",
         condition: str = nodepool.NodePoolCondition.VALID_MACHINE_CONFIG,
         is_wait: bool = False,

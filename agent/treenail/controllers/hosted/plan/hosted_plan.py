@@ -16,6 +16,7 @@ from treenail.api.ignition.parser import parse_ignition
 from treenail.config import reconcilable, wanted_state
 from treenail.controllers.hosted.config import config_documents
 from treenail.controllers.pools.node_facts import RolloutTarget
+from treenail.controllers.render import render
 from treenail.controllers.status import causes, rollout_plan
 from treenail.errors import ConfigError
 
@@ -222,7 +223,7 @@ def _plan_pool(
         raise ConfigError("spec: expected replicas or autoScaling, found both; remove one of them")
     present = [one for one in machines.get(pool.full_name, ()) if not one.is_deleting]
     pace = _describe_pace(pool, len(present))
-    rendered = config_documents.render_documents(new.config, pool.release_image)
+    rendered = _render(new)
     pauses = {NODE_POOL: pool.paused_until, HOSTED_CLUSTER: new.cluster.get_text("pausedUntil")}
     notes = [
         f"paused: HyperShift changes nothing while the {kind} has spec.pausedUntil {text:.40}"
@@ -312,6 +313,11 @@ def _find_changed(
     return [one for one in new.documents if one.text not in texts]
 
 
+def _render(state: _PoolState) -> config_documents.RenderedDocuments:
+    cluster = render.ControllerConfig(release_image=state.pool.release_image)
+    return config_documents.render_documents(state.config, cluster)
+
+
 def _plan_in_place(
     old: _PoolState,
     new: _PoolState,
@@ -321,7 +327,7 @@ def _plan_in_place(
 ) -> tuple[rollout_plan.NodeChange, list[str]]:
     """Return what happens on each node, and what HyperShift's daemon refuses."""
     current, target = RolloutTarget(old.pool.current_hash or old.pool.version), RolloutTarget("")
-    former = config_documents.render_documents(old.config, old.pool.release_image)
+    former = _render(old)
     if former.config is None or rendered.config is None:
         reason = "the documents cannot be rendered"
         return rollout_plan.NodeChange(nodes, current, unknown_reason=reason), []
