@@ -195,6 +195,8 @@ class HostedCluster(
     platform: Annotated[str, codec.Key("spec.platform.type")] = ""
     pull_secret: Annotated[str, codec.Key("spec.pullSecret.name")] = ""
     trust_bundle: Annotated[str, codec.Key("spec.additionalTrustBundle.name")] = ""
+    ssh_key: Annotated[str, codec.Key("spec.sshKey.name")] = ""
+    fips: Annotated[bool, codec.Key("spec.fips")] = False
     image_content_sources: Annotated[
         tuple[ImageContentSource, ...], codec.Key("spec.imageContentSources")
     ] = ()

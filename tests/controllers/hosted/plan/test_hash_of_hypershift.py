@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.config.generated.test_policies import KEY_ROOT
 from tests.controllers.hosted.plan.test_hosted_plan import (
     KUBELET,
     MIRRORS,
@@ -46,7 +47,7 @@ POLICY = {
     "apiVersion": "config.openshift.io/v1alpha1",
     "kind": "ClusterImagePolicy",
     "metadata": {"name": "policy"},
-    "spec": {"scopes": ["example.com"]},
+    "spec": {"scopes": ["example.com"], "policy": {"rootOfTrust": KEY_ROOT}},
 }
 CONFIGURATIONS: list[Json] = [
     {},
