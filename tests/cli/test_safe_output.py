@@ -48,6 +48,7 @@ NODE_COMMANDS = {
 }
 CONTROLLER_COMMANDS = {
     "build": ["-f", "POOL", "--pool", CANARY],
+    "hosted": ["release", "--configs", CANARY, "--images", CANARY],
     "ignition": ["--from", CANARY, "--pool", "worker"],
     "install": ["prepare", "--dir", CANARY],
     "machines": ["--kubeconfig", CANARY],
@@ -64,6 +65,7 @@ CONTROLLER_COMMANDS = {
 }
 DIRECTORY = f"directory-{CANARY}"
 SUBCOMMANDS = {
+    "hosted release": ["--configs", DIRECTORY, "--images", f"/none/{CANARY}"],
     "install bootstrap": ["--dir", f"/none/{CANARY}"],
     "install gather": ["--dir", f"/none/{CANARY}"],
     "install image": ["--dir", f"/none/{CANARY}", "--pool", CANARY, "--output", CANARY],

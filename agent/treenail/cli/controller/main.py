@@ -116,6 +116,7 @@ def create_parser() -> argument_parser.CommandParser:
     """Create the parser of all commands."""
     from treenail.cli.controller import (
         build,
+        hosted,
         ignition,
         machines,
         manifests,
@@ -190,6 +191,7 @@ def create_parser() -> argument_parser.CommandParser:
     rollout.add_command(commands)
     machines.add_command(commands)
     manifests.add_command(commands)
+    hosted.add_command(commands)
     uninstall.add_command(commands)
     install_group.add_command(commands)
     run.add_command(commands)
