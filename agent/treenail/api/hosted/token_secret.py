@@ -51,6 +51,11 @@ def read_value(secret: decode.Json, key: str) -> bytes:
         return b""
 
 
+def read_text(secret: decode.Json, key: str) -> str:
+    """Return a value of a Secret as text; empty as in `read_value`."""
+    return read_value(secret, key).decode(errors="replace")
+
+
 def read_bearer(secret: decode.Json, key: str) -> bytes:
     """Return the credential in user data: the token in base64; empty for other content."""
     try:

@@ -4,12 +4,9 @@ Only reading the NodePools must succeed. Everything else that may not be read, d
 has an unexpected shape becomes a sentence in `PoolFacts.unread`.
 """
 
-import base64
-import binascii
 import dataclasses
 import hmac
 import itertools
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +15,7 @@ from typing import TypeVar
 from treenail import clocks, errors, sanitize
 from treenail.api import component_names, machineconfigpool, node, object_meta
 from treenail.api.hosted import annotations as hosted_key
-from treenail.api.hosted import clusterapi, nodepool
+from treenail.api.hosted import clusterapi, nodepool, token_secret
 from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.status import facts
 from treenail.kube import api_client, discovery, resources
@@ -259,7 +256,7 @@ class _SnapshotReader:
         secret = self._find_secret(place.name, plane) if place else None
         if place is None or secret is None:
             raise errors.ClusterError("it has no kubeconfig yet")
-        text = _decode(resources.get_object(secret, "data").get(place.key))
+        text = token_secret.read_text(secret, place.key)
         config = kubeconfig.read_kubeconfig_text(text, f"Secret {plane}/{place.name}")
         transport = native.HttpTransport(config, self._clock, connect_s=self._guest_limit_s)
         nodes: dict[str, node.Node] = {}
@@ -280,14 +277,7 @@ def compare_tokens(copy: api_client.Json, token: api_client.Json | None) -> fact
     A copy that is no pointer config with a token is stale: no machine gets a config with it.
     """
     tokens = resources.get_object(token or {}, "data")
-    try:
-        document = json.loads(_decode(resources.get_object(copy, "data").get("userdata")))
-        sources = document["ignition"]["config"]["merge"]
-        headers = [header for source in sources for header in source["httpHeaders"]]
-        values = [h["value"] for h in headers if h["name"].casefold() == "authorization"]
-        bearer = str(values[0]).removeprefix("Bearer ").encode()
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return facts.UserDataCopy.STALE
+    bearer = token_secret.read_bearer(copy, "userdata")
     for name, state in (
         ("token", facts.UserDataCopy.CURRENT),
         ("old_token", facts.UserDataCopy.PREVIOUS),
@@ -315,16 +305,8 @@ def _read_token(secret: api_client.Json) -> facts.TokenFacts:
     return facts.TokenFacts(
         has_token=bool(data.get("token")),
         has_payload=bool(data.get("payload")),
-        reason=_decode(data.get("reason")),
-        message=_decode(data.get("message")),
+        reason=token_secret.read_text(secret, "reason"),
+        message=token_secret.read_text(secret, "message"),
         rotated_at=metadata.annotations.get(hosted_key.TOKEN_TIME, ""),
         expires_at=metadata.annotations.get(hosted_key.TOKEN_EXPIRATION),
     )
-
-
-def _decode(value: object) -> str:
-    """Return the text of a value of a Secret; empty for none, and for one that is no base64."""
-    try:
-        return base64.b64decode(str(value or ""), validate=True).decode(errors="replace")
-    except (binascii.Error, ValueError):
-        return ""
