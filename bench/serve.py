@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median, quantiles
@@ -32,17 +32,24 @@ from bench.interpreter import BYTECODE
 from bench.node import read_cpu, read_memory
 from bench.result import Result
 from tests.contract.client import Cluster
+from tests.controllers.hosted.owning.secret_site import HASHES, SecretSite, make_config
 from tests.controllers.installed import apply
 from tests.fixtures.objects import collection_of
 from tests.provisioning.samples import make_pool
 from tests.provisioning.serving import write_certificate
+from treenail.api.machineconfig import MachineConfig
 from treenail.clocks import SystemClock
 from treenail.config.node_paths import KUBECONFIG
 from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
-from treenail.manifests.ignition_server import NAME, build_server_documents
+from treenail.manifests.ignition_server import (
+    HOSTED_NAME,
+    NAME,
+    build_hosted_documents,
+    build_server_documents,
+)
 from treenail.manifests.installation import InstallOptions
 from treenail.provisioning.tokens.token_store import TokenStore
 from treenail.provisioning.tokens.tokens import TokenTable, make_token
@@ -57,9 +64,12 @@ REQUESTS = 300
 CHANGES = 7
 FILES = 50
 LIMIT_S = 60.0
-PATH, HEALTH = "/config/worker", "/healthz"
+PATH, HEALTH, IGNITION = "/config/worker", "/healthz", "/ignition"
+BEHIND_ROUTER, PLANE = 50, "clusters-one"
+NOT_IN_THE_LAB = ("Service", "DaemonSet", "Deployment")
 POOLS = "/apis/machineconfiguration.openshift.io/v1/machineconfigpools"
 ACCEPT = "application/vnd.coreos.ignition+json;version=3.4.0, */*;q=0.1"
+NEWER = ACCEPT.replace("3.4.0", "3.5.0")
 COMMAND = "import sys; from treenail.cli.controller.main import main; sys.exit(main())"
 ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
 BUILT = "built the config of pool"
@@ -79,6 +89,43 @@ def measure(seconds: float) -> Iterator[Result]:
             yield from measure_rest(server, title, seconds)
     with running("--tokens=require") as server:
         yield from measure_tokens(server)
+    yield from measure_hosted()
+
+
+def measure_hosted() -> Iterator[Result]:
+    """Compare the config of a machine of a hosted cluster with that of /config/POOL."""
+    options = InstallOptions(control_planes={PLANE: ""})
+    documents = build_hosted_documents(options)
+    with (
+        running() as ordinary,
+        running("--hosted", f"--namespace={PLANE}", made=documents, account=HOSTED_NAME) as hosted,
+    ):
+        ordinary.write_config(SIZES["165 KB"])
+        site, document = SecretSite(), make_rendered(1, SIZES["165 KB"])
+        config = replace(make_config(HASHES[0]), config=MachineConfig.from_json(document))
+        for secret in site.run(config=config).writes:
+            hosted.cluster.post(collection_of(secret), secret).ok()
+        token = base64.b64encode(site.read_tokens()[0].encode()).decode()
+        wait_until(lambda: ordinary.fetch(PATH)[0] == HTTPStatus.OK)
+        wait_until(lambda: hosted.fetch(IGNITION, "HEAD", NEWER, token=token)[0] == HTTPStatus.OK)
+        built, begin = hosted.count_built(), threading.Barrier(BEHIND_ROUTER)
+        with ThreadPoolExecutor(BEHIND_ROUTER) as pool:
+            machines = [pool.submit(hosted.fetch_once, token, begin) for _ in range(BEHIND_ROUTER)]
+            refused = [each for each in machines if each.result(LIMIT_S) != HTTPStatus.OK]
+        title = f"hosted: {BEHIND_ROUTER} machines behind one address"
+        yield Result(f"{title}: refused", "count", len(refused), 0.0)
+        yield Result("  configs built", "count", hosted.count_built() - built, 1.0)
+        ordinary_s, hosted_s = [], []
+        for _ in range(REQUESTS):
+            # In turns, so that other load affects both alike.
+            ordinary_s.append(ordinary.fetch_timed())
+            begun = time.perf_counter()
+            status, _body = hosted.fetch(IGNITION, token=token)
+            hosted_s.append(time.perf_counter() - begun)
+            assert status == HTTPStatus.OK
+        yield Result("hosted: cached, new TLS connection: p50", "ms", median(hosted_s) * 1000)
+        ratio = median(hosted_s) / median(ordinary_s)
+        yield Result("  compared with /config/POOL", "times", ratio, 1.5)
 
 
 def measure_tokens(server: "Server") -> Iterator[Result]:
@@ -226,6 +273,11 @@ class Server:
     def count_built(self) -> int:
         return self.log.read_text().count(BUILT)
 
+    def fetch_once(self, token: str, begin: threading.Barrier) -> int:
+        """Fetch the config of a hosted machine together with others; return the status."""
+        begin.wait(LIMIT_S)
+        return self.fetch(IGNITION, token=token)[0]
+
     def fetch_timed(self, path: str = PATH) -> float:
         """Return the seconds from the connection to the last byte."""
         begun = time.perf_counter()
@@ -288,21 +340,26 @@ class Server:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[Server]:
-    """Run the server with a cluster that has its manifests."""
+def running(
+    *arguments: str, made: Sequence[dict[str, Any]] | None = None, account: str = NAME
+) -> Iterator[Server]:
+    """Run the server with a cluster that has its manifests, or others."""
     with tempfile.TemporaryDirectory(prefix="tn", dir="/tmp") as folder:
         directory = Path(folder)
         with LabServer(directory / "api") as lab:
-            documents = [*installation.load_crds(), *build_server_documents(InstallOptions())]
+            own = build_server_documents(InstallOptions()) if made is None else made
+            documents = [*installation.load_crds(), *own]
+            cluster = Cluster.of_kubeconfig(lab.admin_kubeconfig)
+            cluster.post("/api/v1/namespaces", {"metadata": {"name": PLANE}}).ok()
             # The lab has no Services, and runs no pods.
-            apply(lab, [each for each in documents if each["kind"] not in ("Service", "DaemonSet")])
+            apply(lab, [each for each in documents if each["kind"] not in NOT_IN_THE_LAB])
             authority = CertificateAuthority(directory)
             certificate, log = directory / "serving.pem", directory / "serve.log"
             write_certificate(authority, certificate)
             command = [
                 *(sys.executable, "-c", COMMAND, "serve", "--listen=127.0.0.1:0"),
                 *(f"--certificate={certificate}", f"--key={certificate}", "--metrics=127.0.0.1:0"),
-                f"--kubeconfig={lab.write_account_kubeconfig(NAME, NAME)}",
+                f"--kubeconfig={lab.write_account_kubeconfig(account, account)}",
                 *arguments,
             ]
             environment = {
@@ -317,7 +374,6 @@ def running(*arguments: str) -> Iterator[Server]:
                 found = ADDRESS.search(log.read_text())
                 assert found
                 context = ssl.create_default_context(cadata=authority.pem.decode())
-                cluster = Cluster.of_kubeconfig(lab.admin_kubeconfig)
                 transport = HttpTransport(read_kubeconfig(str(lab.admin_kubeconfig)), SystemClock())
                 with closing(transport):
                     store = TokenStore(Client(transport), NAME, SystemClock())

@@ -253,6 +253,33 @@ def test_server_alone_is_installed_in_a_namespace_of_its_own(
     assert service["spec"]["selector"] == daemonset["spec"]["selector"]["matchLabels"]
 
 
+def test_server_of_hosted_clusters_writes_one_object_beside_each_control_plane(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planes = ("--control-plane=clusters-one", "--control-plane=clusters-two")
+    found = printed(capsys, "--only=serve", *planes)
+    assert [each["metadata"]["namespace"] for each in found if each["kind"] == "Role"] == [
+        "clusters-one",
+        "clusters-two",
+    ]
+    assert not [each for each in found if each["kind"].startswith("Cluster")]
+    assert of_kind(found, "Role")[0]["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": ["treenail-ignition-reached"],
+            "verbs": ["patch"],
+        },
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]},
+    ]
+    (deployment,) = of_kind(found, "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-2:] == ["--hosted", "--namespace=clusters-one,clusters-two"]
+    assert main(["manifests", "--only=serve"]) == 64
+    assert "cannot use --only serve without --control-plane" in capsys.readouterr().err
+
+
 def test_server_is_added_to_the_controllers(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "--enable=drain,serve", "--serve-namespace=new-machines")
     (deployment,) = of_kind(found, "Deployment")

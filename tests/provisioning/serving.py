@@ -17,7 +17,12 @@ from treenail.provisioning.content.directory_source import DirectorySource
 from treenail.provisioning.content.source import PoolSource, SourceSettings
 from treenail.provisioning.machines.logged_requests import RequestRow
 from treenail.provisioning.server.certificate import ServerCertificate
-from treenail.provisioning.server.server import IgnitionServer, ServerLimits
+from treenail.provisioning.server.server import (
+    POOL_ROUTE,
+    ConfigRoute,
+    IgnitionServer,
+    ServerLimits,
+)
 from treenail.provisioning.server.service import ConfigService
 from treenail.provisioning.tokens.tokens import Access, AccessVerdict, OpenAccess
 from treenail_lab.apiserver.access.certificates import CertificateAuthority
@@ -191,6 +196,7 @@ def serve(
     clock: Clock | None = None,
     source: PoolSource | None = None,
     describe_status: Callable[[], Json] | None = None,
+    route: ConfigRoute = POOL_ROUTE,
 ) -> Iterator[Serving]:
     """Serve one pool with one file."""
     sources = directory / "sources"
@@ -210,6 +216,7 @@ def serve(
         limits=limits or ServerLimits(),
         clock=clock,
         describe_status=describe_status,
+        route=route,
     )
     with server:
         found = Serving(server, authority, certificate, requests, sources)

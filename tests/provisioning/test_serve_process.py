@@ -1,5 +1,6 @@
 """``treenail-controller serve`` as a process, with a directory and with a cluster."""
 
+import base64
 import os
 import re
 import signal
@@ -10,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.contract.client import Cluster
+from tests.controllers.hosted.owning.secret_site import HASHES, PLANE, SecretSite
 from tests.controllers.installed import apply
 from tests.fixtures.objects import collection_of
 from tests.granted_verbs import iter_granted_verbs
 from tests.provisioning.process import run_server
 from tests.provisioning.samples import NEW, make_config, make_file, make_large_configs, make_pool
-from tests.provisioning.serving import LIMIT_S, write_certificate, write_json
+from tests.provisioning.serving import LIMIT_S, fetch_config, write_certificate, write_json
 from tests.waiting import wait_until
+from treenail.api.hosted.token_secret import REACHED_CONFIGMAP
 from treenail.cli.controller.main import main
 from treenail.cli.output import EXIT_USAGE
 from treenail.clocks import SystemClock
@@ -24,7 +27,12 @@ from treenail.kube.api_client import Client
 from treenail.kube.transport.kubeconfig import read_kubeconfig
 from treenail.kube.transport.native import HttpTransport
 from treenail.manifests import installation
-from treenail.manifests.ignition_server import NAME, build_server_documents
+from treenail.manifests.ignition_server import (
+    HOSTED_NAME,
+    NAME,
+    build_hosted_documents,
+    build_server_documents,
+)
 from treenail.manifests.installation import InstallOptions
 from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
 from treenail.provisioning.tokens.token_store import TokenStore
@@ -59,6 +67,51 @@ def create_token(server: LabServer, pool: str) -> str:
     finally:
         transport.close()
     return token
+
+
+def test_process_serves_hosted_clusters_with_its_role(tmp_path: Path) -> None:
+    with LabServer(tmp_path / "api") as server:
+        cluster = Cluster.of_kubeconfig(server.admin_kubeconfig)
+        for plane in (PLANE, "clusters-two"):
+            cluster.post("/api/v1/namespaces", {"metadata": {"name": plane}}).ok()
+        documents = build_hosted_documents(InstallOptions(control_planes={PLANE: ""}))
+        # The lab runs no pods.
+        apply(server, [each for each in documents if each["kind"] != "Deployment"])
+        site = SecretSite(now=SystemClock().now())
+        for secret in site.run().writes:
+            cluster.post(collection_of(secret), secret).ok()
+        token = base64.b64encode(site.read_tokens()[0].encode()).decode()
+        kubeconfig = server.write_account_kubeconfig(HOSTED_NAME, HOSTED_NAME)
+        # It may not read the other namespace, which delays no other cluster.
+        arguments = ("--hosted", f"--namespace={PLANE},clusters-two", f"--kubeconfig={kubeconfig}")
+        with run_server(tmp_path, *arguments) as running:
+
+            def fetch(path: str) -> int:
+                headers = {"Authorization": f"Bearer {token}"}
+                return fetch_config(running.port, running.ca, path, **headers)[0]
+
+            wait_until(lambda: fetch("/ignition") == 200, limit_s=LIMIT_S)
+            assert fetch("/config/np") == 404
+            record = f"/api/v1/namespaces/{PLANE}/configmaps/{REACHED_CONFIGMAP}"
+            reached = wait_until(lambda: cluster.get(record).ok().get("data"), limit_s=LIMIT_S)
+            assert reached == {"np": HASHES[0]}
+            assert "serving configs without authentication" not in running.log.read_text()
+            assert token not in running.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--hosted", "--tokens=require"], "cannot use --hosted with --from or --tokens"),
+        (["--hosted", "--from=."], "cannot use --hosted with --from or --tokens"),
+        (["--from=.", "--namespace=a,b"], "cannot use several namespaces without --hosted"),
+    ],
+)
+def test_arguments_that_do_not_belong_together_are_refused(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--certificate=c", "--key=k", *arguments]) == EXIT_USAGE
+    assert error in capsys.readouterr().err
 
 
 def test_process_serves_a_cluster_with_its_role_and_its_cache_without_it(tmp_path: Path) -> None:
@@ -191,6 +244,7 @@ def test_certificate_that_does_not_exist_is_a_usage_error(
 def test_long_process_loads_no_other_command(command: str, others: tuple[str, ...]) -> None:
     program = f"""
 import sys
+from treenail.api.hosted.token_secret import REACHED_CONFIGMAP
 from treenail.cli.controller.main import main
 try:
     main(["{command}", "--help"])

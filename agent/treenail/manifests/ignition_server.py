@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from treenail.api import component_names
 from treenail.api.decode import Json
+from treenail.api.hosted import token_secret
 from treenail.controllers.handover.image_mode import CONFIGMAP
 from treenail.manifests import objects, permissions
 from treenail.manifests.installation import EVENTS_NAMESPACE, InstallOptions
@@ -18,6 +19,8 @@ from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP
 from treenail.provisioning.tokens import bootstrap_tokens, token_store
 
 NAME = component_names.IGNITION_SERVER
+HOSTED_NAME = "treenail-hosted-ignition"
+"""Deployment and namespace of the server for hosted clusters."""
 PORT = 22623
 """The port of the Machine Config Operator's server."""
 METRICS_PORT = 22625
@@ -93,6 +96,64 @@ def build_server_documents(
     ]
 
 
+def build_hosted_documents(options: InstallOptions) -> list[Json]:
+    """Build the manifests of the server for hosted clusters: two pods behind a Service.
+
+    In the namespace of each control plane it may read Secrets, and write one ConfigMap.
+    """
+    namespace = options.serve_namespace or HOSTED_NAME
+    selector: Json = {"app.kubernetes.io/name": HOSTED_NAME}
+    labels: Json = {**selector, **component_names.PART_OF_LABELS}
+    account: Json = {"kind": "ServiceAccount", "name": HOSTED_NAME, "namespace": namespace}
+    metadata: Json = {"name": HOSTED_NAME, "namespace": namespace, "labels": labels}
+    rules = [
+        *permissions.build_named_rules({"configmaps": token_secret.REACHED_CONFIGMAP}, ["patch"]),
+        *permissions.build_rules([permissions.HOSTED_SERVER_VERBS]),
+    ]
+    access: list[Json] = []
+    for plane in options.control_planes:
+        # RBAC cannot restrict create by name, so the object exists from the beginning.
+        record: Json = {**metadata, "name": token_secret.REACHED_CONFIGMAP, "namespace": plane}
+        access += [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": record},
+            objects.build_role("Role", {**metadata, "namespace": plane}, rules),
+            objects.build_binding("RoleBinding", {**metadata, "namespace": plane}, account),
+        ]
+    arguments = ["--hosted", f"--namespace={','.join(options.control_planes)}"]
+    secret: Json = {"secretName": CERTIFICATE_SECRET, "defaultMode": 0o440}
+    pod: Json = {
+        "serviceAccountName": HOSTED_NAME,
+        "terminationGracePeriodSeconds": 30,
+        "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
+        "containers": [_build_container(options, arguments, is_on_host=False)],
+        "volumes": [{"name": _VOLUME, "secret": secret}],
+    }
+    return [
+        objects.build_namespace(namespace, "restricted", labels),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        *access,
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {
+                "selector": selector,
+                "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
+            },
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "replicas": 2,
+                "selector": {"matchLabels": selector},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        },
+    ]
+
+
 def build_settings_access(options: InstallOptions, namespace: str = NAME) -> list[Json]:
     """Build the server's access to the settings of an installation in image mode.
 
@@ -149,7 +210,7 @@ def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOpti
                     "tolerations": list(objects.CONTROL_PLANE_TOLERATIONS),
                     # The kubelet gives files of Secrets to fsGroup.
                     "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
-                    "containers": [_build_container(options, server)],
+                    "containers": [_build_container(options, _list_arguments(options, server))],
                     "volumes": [{"name": _VOLUME, "secret": secret}],
                 },
             },
@@ -157,7 +218,22 @@ def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOpti
     }
 
 
-def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
+def _list_arguments(options: InstallOptions, server: ServerOptions) -> list[str]:
+    return [
+        f"--tokens={server.tokens}",
+        *([f"--api-server={server.api_server}"] if server.api_server else []),
+        *options.list_annotation_arguments(),
+        *(
+            f"--registry-needs-cluster={host}"
+            for host in dict.fromkeys(server.registries_needing_cluster)
+        ),
+    ]
+
+
+def _build_container(
+    options: InstallOptions, arguments: list[str], *, is_on_host: bool = True
+) -> Json:
+    ports = {"https": PORT, "metrics": METRICS_PORT}
     return {
         "name": "server",
         "image": options.image,
@@ -168,13 +244,7 @@ def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
             f"--certificate={_DIRECTORY}/tls.crt",
             f"--key={_DIRECTORY}/tls.key",
             f"--metrics=:{METRICS_PORT}",
-            f"--tokens={server.tokens}",
-            *([f"--api-server={server.api_server}"] if server.api_server else []),
-            *options.list_annotation_arguments(),
-            *(
-                f"--registry-needs-cluster={host}"
-                for host in dict.fromkeys(server.registries_needing_cluster)
-            ),
+            *arguments,
         ],
         "env": [
             objects.build_field_env("NODE_NAME", "spec.nodeName"),
@@ -182,13 +252,13 @@ def _build_container(options: InstallOptions, server: ServerOptions) -> Json:
             objects.build_field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
         "ports": [
-            {"name": "https", "containerPort": PORT, "hostPort": PORT, "protocol": "TCP"},
             {
-                "name": "metrics",
-                "containerPort": METRICS_PORT,
-                "hostPort": METRICS_PORT,
+                "name": name,
+                "containerPort": port,
+                **({"hostPort": port} if is_on_host else {}),
                 "protocol": "TCP",
-            },
+            }
+            for name, port in ports.items()
         ],
         "volumeMounts": [{"name": _VOLUME, "mountPath": _DIRECTORY, "readOnly": True}],
         "livenessProbe": {

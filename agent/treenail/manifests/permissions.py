@@ -181,6 +181,10 @@ SERVER_VERBS: Verbs = {
 """Verbs of the Ignition server for objects of the cluster."""
 
 
+HOSTED_SERVER_VERBS: Verbs = {"secrets": _WATCH_VERBS}
+"""Verbs of the Ignition server for a hosted cluster, beside its control plane."""
+
+
 JOIN_VERBS: Verbs = {"secrets": ("create", "delete", "update")}
 """Verbs of the Ignition server in kube-system, for bootstrap tokens; the admission policy of the
 manifests restricts them to its own."""

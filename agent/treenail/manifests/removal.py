@@ -77,6 +77,7 @@ def build_all_manifests() -> list[decode.Json]:
     return [
         *installation.build_documents(options),
         *ignition_server.build_server_documents(options),
+        *ignition_server.build_hosted_documents(options),
         *ignition_server.build_settings_access(options),
         *ignition_server.build_approval_access(options),
         *monitoring.build_monitoring(options, ignition_server.NAME),

@@ -178,7 +178,7 @@ def test_difference_is_what_the_command_names(
     gone = {title for title in installed - after - {*deleted} if not title.startswith(generated)}
     # What Kubernetes generates in each namespace goes with it.
     assert {title.partition(" ")[2].partition("/")[0] for title in gone} <= {
-        "treenail", "treenail-ignition",
+        "treenail", "treenail-hosted-ignition", "treenail-ignition",
     }  # fmt: skip
     assert {title.partition("/")[2] for title in gone} <= {"default", "kube-root-ca.crt"}
     left = after - before
@@ -198,8 +198,9 @@ def test_tokens_go_first_and_workloads_before_the_rest(place: Place, run: Run) -
     titles = read_titles(out)
     assert titles[0] == TOKENS
     assert titles[1].startswith(BOOTSTRAP)
-    assert titles[2:4] == [
+    assert titles[2:5] == [
         "DaemonSet treenail-ignition/treenail-ignition",
+        "Deployment treenail-hosted-ignition/treenail-hosted-ignition",
         "Deployment treenail/treenail-controller",
     ]
 
@@ -449,9 +450,9 @@ def test_rest_goes_after_the_end_of_the_pods(server: LabServer, place: Place) ->
         remover = uninstall._Remover(Client(wire), 20.0, deletes_crds=False)
         remover.remove(remover.plan()[0])
     assert remover.problems == {}
-    # Both tokens, the DaemonSet and the Deployment.
-    assert has_pods[:4] == [True] * 4
-    assert not any(has_pods[4:])
+    # Both tokens, the DaemonSet and the Deployments.
+    assert has_pods[:5] == [True] * 5
+    assert not any(has_pods[5:])
 
 
 def test_kind_whose_definition_goes_meanwhile_is_no_problem(

@@ -125,10 +125,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument(
         "--only",
-        choices=("agent", "hosted"),
+        choices=("agent", "hosted", SERVE),
         help="print only the permissions and the admission policy of agents, for a cluster that "
-        "the Machine Config Operator controls, or only those for hosted clusters (default: "
-        "everything)",
+        "the Machine Config Operator controls, or only those for hosted clusters, or only the "
+        f"Ignition server of hosted clusters, {SERVE} --hosted (default: everything)",
     )
     parser.add_argument(
         "--control-plane",
@@ -136,7 +136,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default=[],
         type=_parse_control_plane,
         metavar="NAMESPACE[,INFRA-ID]",
-        help="permit the controller hosted to work in this namespace of a HostedControlPlane; with "
+        help=f"permit the controller hosted, or with --only {SERVE} the Ignition server, to work "
+        "in this namespace of a HostedControlPlane; with "
         "its infrastructure ID also to read the kubeconfig of Cluster API; repeatable",
     )
     parser.add_argument(
@@ -348,7 +349,14 @@ def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) ->
             remedy="add build to --enable, or leave --signing-key-secret out",
         )
     _check_install_namespaces(arguments)
-    if arguments.control_plane and "hosted" not in (arguments.only, *arguments.enable):
+    if arguments.only == SERVE and not arguments.control_plane:
+        raise UsageError(
+            f"cannot use --only {SERVE} without --control-plane: the server reads Secrets there",
+            remedy="name the namespace of each control plane: --control-plane NAMESPACE",
+        )
+    if arguments.control_plane and {"hosted", SERVE}.isdisjoint(
+        (arguments.only, *arguments.enable)
+    ):
         raise UsageError(
             "cannot use --control-plane without the controller hosted",
             remedy="add hosted to --enable, or use --only hosted",
@@ -386,6 +394,8 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         objects = installation.build_node_access()
     elif arguments.only == "hosted":
         objects = installation.build_hosted_access(options)
+    elif arguments.only == SERVE:
+        objects = ignition_server.build_hosted_documents(options)
     else:
         objects = installation.build_documents(options)
     if SERVE in arguments.enable and arguments.only is None:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from treenail.kube.api_client import Transport
     from treenail.provisioning.content.source import FirstImageSettings, PoolSource, SourceSettings
     from treenail.provisioning.machines.request_recorder import RequestLogSettings
-    from treenail.provisioning.server.server import IgnitionServer
+    from treenail.provisioning.server.server import IgnitionServer, ServerLimits
     from treenail.provisioning.tokens.bootstrap_tokens import JoinTarget, SharedCredentials
+    from treenail.provisioning.tokens.hosted_tokens import HostedTokens
     from treenail.provisioning.tokens.tokens import Access
 
 
@@ -39,6 +40,7 @@ DEFAULT_ADDRESS = ":22623"
 _PAGE_SIZE, _MAX_PAGES = 10, 4000
 _RELEASE_S = 10.0
 """Interval between releases of freed memory: a build of 1 MB frees about 15 MB."""
+_PER_ADDRESS, _PER_ADDRESS_HOSTED = 8, 64
 _REGISTRY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -48,11 +50,16 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "serve",
         help="serve Ignition configs to new machines",
         description="Serve the Ignition configs of pools with HTTPS at /config/POOL, until SIGTERM "
-        "or SIGINT. Read the pools from a cluster, or from a directory.",
+        "or SIGINT. Read the pools from a cluster, or from a directory. With --hosted serve the "
+        "NodePools that treenail owns at /ignition.",
         epilog=terminal.format_examples(
             (
                 "serve the pools of a cluster",
                 "treenail-controller serve --certificate tls.crt --key tls.key --kubeconfig FILE",
+            ),
+            (
+                "serve the NodePools of hosted clusters",
+                "treenail-controller serve --hosted --certificate tls.crt --key tls.key",
             ),
             (
                 "serve rendered configs without a cluster",
@@ -61,6 +68,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         ),
         formatter_class=terminal.HelpFormatter,
     )
+    parser.add_argument(
+        "--hosted", action="store_true",
+        help="serve the machines of hosted clusters, with the tokens in the Secrets of their "
+        "NodePools; --namespace names those of the control planes (default: all)",
+    )  # fmt: skip
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=DEFAULT_ADDRESS,
         help="listen on this address (default: %(default)s)",
@@ -81,9 +93,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     connect.add_connection_arguments(parser, default=connect.POD_ACCOUNT)
     parser.add_argument(
-        "-n", "--namespace", type=connect.parse_namespace,
+        "-n", "--namespace", type=_parse_namespaces,
         help="namespace of the access tokens and of the log of requests (default: that of the pod, "
-        "or treenail-ignition)",
+        "or treenail-ignition); with --hosted a list of namespaces with commas",
+    )  # fmt: skip
+    parser.add_argument(
+        "--connections-per-address", type=argument_parser.parse_count, metavar="N",
+        help="serve at most N connections of an address at a time. Machines behind one router "
+        f"share an address (default: {_PER_ADDRESS}, with --hosted {_PER_ADDRESS_HOSTED})",
     )  # fmt: skip
     add_token_arguments(parser)
     parser.add_argument(
@@ -108,6 +125,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="log at level DEBUG")
     parser.set_defaults(run=serve_configs)
+
+
+def _parse_namespaces(text: str) -> str:
+    return ",".join(map(connect.parse_namespace, text.split(",")))
 
 
 def add_document_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,6 +162,13 @@ class ServeProcess:
                 remedy="leave one of the two out",
             )
         check_token_arguments(arguments)
+        if arguments.hosted and (arguments.directory or arguments.tokens != MODES[0]):
+            raise errors.UsageError(
+                "cannot use --hosted with --from or --tokens: Secrets of the NodePools decide",
+                remedy="leave these options out",
+            )
+        if not arguments.hosted and "," in (arguments.namespace or ""):
+            raise errors.UsageError("cannot use several namespaces without --hosted")
         self._arguments = arguments
         if arguments.directory is not None and not arguments.directory.is_dir():
             raise errors.UsageError(f"cannot read {arguments.directory}: expected a directory")
@@ -177,7 +205,7 @@ class ServeProcess:
         from treenail.controllers.runtime.health import HealthServer
         from treenail.provisioning.content.source import SourceSettings
         from treenail.provisioning.machines.request_recorder import open_request_log
-        from treenail.provisioning.server.server import IgnitionServer
+        from treenail.provisioning.server.server import HOSTED_ROUTE, POOL_ROUTE, IgnitionServer
         from treenail.provisioning.server.service import ConfigService
 
         arguments = self._arguments
@@ -188,11 +216,16 @@ class ServeProcess:
         )
         with ExitStack() as stack:
             informers = self._open_informers(stack)
-            source = self._open_source(informers, settings)
             metrics = ControllerMetrics()
-            access = open_access(
-                stack, arguments, self._transport, informers, source, metrics, self._clock
-            )
+            source: PoolSource
+            access: Access
+            if arguments.hosted and informers is not None:
+                source = access = self._open_hosted(informers)
+            else:
+                source = self._open_source(informers, settings)
+                access = open_access(
+                    stack, arguments, self._transport, informers, source, metrics, self._clock
+                )
             if informers is not None:
                 informers.start()
             health = HealthServer(
@@ -206,7 +239,7 @@ class ServeProcess:
             requests = stack.enter_context(
                 open_request_log(self._make_log_settings(), source, metrics, self._clock)
             )
-            if arguments.tokens != "require":
+            if arguments.tokens != "require" and not arguments.hosted:
                 log.warning(
                     "serving configs without authentication: every client that reaches the server "
                     "receives the secrets of the pools"
@@ -217,6 +250,8 @@ class ServeProcess:
                 service,
                 requests,
                 clock=self._clock,
+                limits=self._make_limits(),
+                route=HOSTED_ROUTE if arguments.hosted else POOL_ROUTE,
             )
             yield stack.enter_context(server)
 
@@ -246,6 +281,28 @@ class ServeProcess:
         client = Client(self._transport, limit_s=REQUEST_LIMIT_S)
         return ClusterSource(informers, settings, client)
 
+    def _open_hosted(self, informers: "InformerSet") -> "HostedTokens":
+        from treenail.kube.api_client import Client
+        from treenail.provisioning.tokens.hosted_tokens import HostedTokens
+
+        assert self._transport is not None
+        client = Client(self._transport, field_manager="treenail-serve", limit_s=TOKEN_LIMIT_S)
+        namespaces = [*filter(None, (self._arguments.namespace or "").split(","))]
+        return HostedTokens(informers, client, self._clock, namespaces)
+
+    def _make_limits(self) -> "ServerLimits":
+        from treenail.provisioning.server.server import ServerLimits
+
+        count: int = self._arguments.connections_per_address or (
+            _PER_ADDRESS_HOSTED if self._arguments.hosted else _PER_ADDRESS
+        )
+        defaults = ServerLimits()
+        return ServerLimits(
+            connections=max(defaults.connections, 2 * count),
+            per_address=count,
+            per_block=max(defaults.per_block, count),
+        )
+
     def _make_first_images(self) -> "FirstImageSettings | None":
         if self._transport is None:
             return None
@@ -260,7 +317,7 @@ class ServeProcess:
         )
 
     def _make_log_settings(self) -> "RequestLogSettings | None":
-        if self._transport is None:
+        if self._transport is None or self._arguments.hosted:
             return None
         from treenail.kube.api_client import Client
         from treenail.provisioning.machines.request_log import REQUEST_CONFIGMAP

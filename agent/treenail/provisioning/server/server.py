@@ -8,6 +8,7 @@ listener limits connections, as those of all our servers.
 
 import json
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -162,7 +163,23 @@ def _discard_rest(request: socket.socket) -> None:
 PORT = 22623
 """The port of the Machine Config Operator's server."""
 
-_CONFIG_PATH = "/config/"
+
+@dataclass(frozen=True, slots=True)
+class ConfigRoute:
+    """Where a server has configs."""
+
+    title: str
+    """The path for users."""
+    path: re.Pattern[str]
+    """Its group is the name of the pool; an empty one where the token decides."""
+    has_open_tokens: bool = True
+    """True if a token may be in the query, and the first of several headers counts."""
+
+
+POOL_ROUTE = ConfigRoute("/config/POOL", re.compile("/config/(.+)", re.DOTALL))
+HOSTED_ROUTE = ConfigRoute("/ignition", re.compile("/ignition()[^/ ]*"), has_open_tokens=False)
+"""That of HyperShift's server."""
+
 _HEALTH_PATH = "/healthz"
 _STATUS_PATH = "/status"
 _CHUNK = 64 * 1024
@@ -190,6 +207,7 @@ class IgnitionServer(http_server.ServerThread):
         limits: ServerLimits = ServerLimits(),
         clock: clocks.Clock | None = None,
         describe_status: Callable[[], decode.Json] | None = None,
+        route: ConfigRoute = POOL_ROUTE,
     ) -> None:
         """Listen; raise `UsageError`.
 
@@ -205,6 +223,7 @@ class IgnitionServer(http_server.ServerThread):
                 limits,
                 clock or clocks.SystemClock(),
                 describe_status,
+                route,
             )
         except OSError as error:
             raise errors.UsageError(
@@ -215,7 +234,8 @@ class IgnitionServer(http_server.ServerThread):
         self._host = f"[{host}]" if ":" in host else host or "*"
 
     def __enter__(self) -> Self:
-        log.info("serving Ignition configs at https://%s:%d/config/POOL", self._host, self.port)
+        path = self._server.route.title
+        log.info("serving Ignition configs at https://%s:%d%s", self._host, self.port, path)
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -240,7 +260,9 @@ class _IgnitionListener(TlsListener):
         limits: ServerLimits,
         clock: clocks.Clock,
         describe_status: Callable[[], decode.Json] | None,
+        route: ConfigRoute,
     ) -> None:
+        self.route = route
         self.service = service
         self.describe_status = describe_status
         self.requests = requests
@@ -310,11 +332,14 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         self._refuse_request(status, _SENTENCES.get(status, status.phrase))
 
     def _route_request(self, path: str, query: str) -> None:
-        pool = path.removeprefix(_CONFIG_PATH)
-        is_config = path.startswith(_CONFIG_PATH) and object_meta.is_object_name(pool)
+        route = self.server.route
+        match = route.path.fullmatch(path)
+        pool = match[1] if match else ""
+        is_config = match is not None and (not pool or object_meta.is_object_name(pool))
         describe_status = self.server.describe_status if path == _STATUS_PATH else None
         if not is_config and path != _HEALTH_PATH and describe_status is None:
-            expected = "expected /config/POOL or /healthz, and POOL is the name of a pool"
+            expected = f"expected {route.title} or /healthz"
+            expected += ", and POOL is the name of a pool" if route is POOL_ROUTE else ""
             self._refuse_request(HTTPStatus.NOT_FOUND, f"unknown path: {expected}")
         elif self.command not in _METHODS:
             self._refuse_request(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET or HEAD", allow=True)
@@ -340,9 +365,15 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
 
         Ignition before 3.1 cannot send headers.
         """
-        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
+        values, is_open = (
+            self.headers.get_all("Authorization", [""]),
+            self.server.route.has_open_tokens,
+        )
+        scheme, _, token = values[0].partition(" ")
+        if scheme.lower() == "bearer" and (is_open or len(values) == 1):
             return token.strip()
+        if not is_open:
+            return ""
         try:
             return parse_qs(query, max_num_fields=8).get("token", [""])[0]
         except ValueError:
@@ -440,7 +471,7 @@ class _IgnitionRequestHandler(http_server.LimitedRequestHandler):
         row = logged_requests.RequestRow(
             at=clock.now(),
             address=self._address,
-            pool=pool,
+            pool=verdict.pool or pool,
             token=verdict.token_name,
             machine=verdict.machine,
             version=response.version,

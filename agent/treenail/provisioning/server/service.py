@@ -166,9 +166,10 @@ class ConfigService:
             if not verdict.is_allowed:
                 return _refuse_request(verdict)
             version = choose_version(request.accept)
-            inputs = self._source.read_inputs(request.pool)
+            source = verdict.source or request.pool
+            inputs = self._source.read_inputs(source)
             cached = self._cache.get(
-                CacheKey((request.pool, version), inputs.versions),
+                CacheKey((source, version), inputs.versions),
                 lambda: self._build_document(inputs, version),
             )
             if not request.is_head:

@@ -30,7 +30,9 @@ class AccessVerdict:
     """Whether one request may receive the config of a pool."""
 
     status: HTTPStatus = HTTPStatus.OK
-    """OK, UNAUTHORIZED, FORBIDDEN, or SERVICE_UNAVAILABLE when the server cannot decide."""
+    """OK, UNAUTHORIZED, FORBIDDEN, or SERVICE_UNAVAILABLE when the server cannot decide.
+
+    NETWORK_AUTHENTICATION_REQUIRED for a machine of a hosted cluster that should try again."""
     reason: str = ""
     """Why the request was refused. The client receives it, so it contains no part of a token."""
     token_name: str = ""
@@ -45,6 +47,8 @@ class AccessVerdict:
     """IP address of the client."""
     token: str = field(default="", repr=False)
     """The whole token; empty for a refused request."""
+    source: str = ""
+    """What `PoolSource.read_inputs` reads; empty for the pool of the request."""
 
     @property
     def is_allowed(self) -> bool:
