@@ -226,6 +226,8 @@ class NodeDrain:
         daemonsets: DaemonSetCache | None = None,
     ) -> None:
         self._client = client
+        self.should_skip: Callable[[Pod], bool] = lambda _: False
+        """Returns whether a pod stays."""
         self._notify = notify
         self._executor = executor or InlineExecutor()
         self._in_flight: dict[str, _PendingEviction] = {}
@@ -266,7 +268,7 @@ class NodeDrain:
         pods = self._pods.read_pods(self._limit_s)
         daemonsets = self._find_daemonsets(pods)
         evictable = self._returned.drop_ignored(
-            pod for pod in pods if should_evict(pod, daemonsets)
+            pod for pod in pods if should_evict(pod, daemonsets) and not self.should_skip(pod)
         )
         current_uids = {pod.uid for pod in evictable}
         self.attempts = {

@@ -10,7 +10,7 @@ from tests.fixtures.objects import make_object
 from tests.waiting import PATIENCE, wait_until
 from treenail.api import annotations as key
 from treenail.clocks import Clock, SystemClock
-from treenail.controllers.drain.controller import DrainController
+from treenail.controllers.drain.controller import DrainController, DrainRules
 from treenail.controllers.runtime.controller_metrics import ControllerMetrics
 from treenail.controllers.runtime.informer_set import InformerSet
 from treenail.controllers.runtime.workqueue import WorkQueue
@@ -211,7 +211,14 @@ class Site:
 class Acting:
     """A drain controller that syncs step by step; ``kill`` ends it without cleanup."""
 
-    def __init__(self, site: Site, *, clock: Clock | None = None, max_parallel: int = 50) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        clock: Clock | None = None,
+        max_parallel: int = 50,
+        rules: DrainRules | None = None,
+    ) -> None:
         self._site = site
         self.wire = Wire(site.server)
         self.clock = clock or site.clock
@@ -227,6 +234,7 @@ class Acting:
             max_parallel=max_parallel,
             # In the thread of the test, so that a kill ends the controller at any write.
             executor=InlineExecutor(),
+            rules=rules or DrainRules(),
         )
         self.queue = WorkQueue(self.clock, first_retry_s=0.01, max_retry_s=0.05)
         self.controller.register_watches(self._informers, self.queue.add)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import assert_never
 
 from treenail import clocks, errors
@@ -50,6 +51,23 @@ _NAMED_UNCORDONS = 3
 _MAX_NAMED_GROUPS = 10
 _NO_PROGRESS = eviction.DrainProgress((), (), 0, 0.0)
 _UNLIMITED = 1_000_000
+_MAX_NAMED_PODS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRules:
+    """How drains of a hosted cluster differ."""
+
+    keys: decide.DrainKeys = decide.USUAL_KEYS
+    find_limit_s: Callable[[decide.DrainNode], float | None] = lambda _: None
+    """Returns how long a drain may last, in seconds; None for no limit."""
+    should_skip: Callable[[pods.Pod], bool] = lambda _: False
+    """Returns whether a pod stays."""
+    report_expired: Callable[[str, str], None] = lambda _node, _message: None
+    """Is called with the node and a message that names the pods left, before the drain ends."""
+
+
+_NO_RULES = DrainRules()
 
 
 class DrainNodeClient:
@@ -59,9 +77,13 @@ class DrainNodeClient:
     """
 
     def __init__(
-        self, client: api_client.Client, view: informer_set.InformerView[decide.DrainNode]
+        self,
+        client: api_client.Client,
+        view: informer_set.InformerView[decide.DrainNode],
+        drain_keys: decide.DrainKeys = decide.USUAL_KEYS,
     ) -> None:
         self._client = client
+        self._keys = drain_keys
         self._view = view
         self._responses = resource_version.RecentResponses[decide.DrainNode]()
 
@@ -97,7 +119,7 @@ class DrainNodeClient:
 
     def acknowledge_drain(self, node: decide.DrainNode) -> decide.DrainNode:
         """Acknowledge the drain; raises `ConflictError` after an uncordon meanwhile."""
-        annotations: decode.Json = {key.LAST_APPLIED_DRAIN: node.desired_drain}
+        annotations: decode.Json = {self._keys.applied: node.desired_drain}
         if node.drain_blocked:
             annotations[key.DRAIN_BLOCKED] = None
         return self._patch_node(node, annotations)
@@ -107,7 +129,7 @@ class DrainNodeClient:
     ) -> decide.DrainNode:
         """Acknowledge the uncordon, lift the cordon and remove the record, in one write."""
         annotations: decode.Json = {
-            key.LAST_APPLIED_DRAIN: node.desired_drain,
+            self._keys.applied: node.desired_drain,
             key.DRAIN: None,
             key.DRAIN_BLOCKED: None,
         }
@@ -131,7 +153,7 @@ class DrainNodeClient:
     def _store_response(
         self, document: decode.Json, token: resource_version.RequestToken
     ) -> decide.DrainNode:
-        node = decide.DrainNode.from_json(document)
+        node = decide.DrainNode.from_json(document, self._keys)
         self._responses.store_response(node.name, node, token)
         return node
 
@@ -213,8 +235,10 @@ class DrainController:
         max_parallel: int = _MAX_PARALLEL,
         report_after_s: float = REPORT_AFTER_S,
         executor: Executor | None = None,
+        rules: DrainRules = _NO_RULES,
     ) -> None:
         self._client = client
+        self._rules = rules
         self._events = events
         self._clock = clock
         self._metrics = DrainMetrics(metrics)
@@ -239,7 +263,9 @@ class DrainController:
 
         Pods are watched only during a drain.
         """
-        view = informers.add_view(watch.WatchScope(resources.NODES), decide.DrainNode.from_json)
+        keys = self._rules.keys
+        read = partial(decide.DrainNode.from_json, drain_keys=keys)
+        view = informers.add_view(watch.WatchScope(resources.NODES), read)
         view.add_handler(lambda name, _before, _after: enqueue(name))
         informers.add_view(
             # Any user can create large ones. A change only makes the next eviction earlier.
@@ -247,7 +273,7 @@ class DrainController:
             _parse_disruptions_allowed,
             required=False,
         ).add_handler(self._on_budget_change)
-        self._nodes = DrainNodeClient(self._client, view)
+        self._nodes = DrainNodeClient(self._client, view, keys)
         view.add_list_handler(self._handle_node_list)
         self._drain_reports: informer_set.InformerView[bool] = informers.add_view(
             watch.WatchScope(resources.MACHINECONFIGNODES),
@@ -388,12 +414,28 @@ class DrainController:
         progress = running.drain.evict_pods()
         if progress.is_drained:
             return self._finish_drain(node, record)
+        limit_s = self._rules.find_limit_s(node)
+        left_s = float("inf") if limit_s is None else record.began_at + limit_s - self._clock.now()
+        if left_s <= 0:
+            self._report_expired(node.name, limit_s or 0.0, progress)
+            return self._finish_drain(node, record)
         self._budget_queue.set_waiting(node.name, record.began_at, progress.blockers)
         running.progress = progress
         report_s = self._report_drain(node, running)
         if self._yield_slot(node.name, running):
-            return _SLOT_RETRY_S
-        return min(progress.retry_s, report_s)
+            return min(_SLOT_RETRY_S, left_s)
+        return min(progress.retry_s, report_s, left_s)
+
+    def _report_expired(self, name: str, limit_s: float, progress: eviction.DrainProgress) -> None:
+        left = progress.remaining
+        named = ", ".join(left[:_MAX_NAMED_PODS])
+        if len(left) > _MAX_NAMED_PODS:
+            named += f" and {len(left) - _MAX_NAMED_PODS} more"
+        message = (
+            f"the drain ended after {limit_s:.0f} s, and the update ends the pods left: {named}"
+        )
+        log.warning("%s: %s", name, message)
+        self._rules.report_expired(name, message)
 
     def _report_drain(self, node: decide.DrainNode, running: _RunningDrain) -> float:
         """Report what blocks the drain; return the delay until the next report."""
@@ -520,6 +562,7 @@ class DrainController:
             executor=self._executor,
             daemonsets=self._daemonsets,
         )
+        drain.should_skip = self._rules.should_skip
         exit_stack = ExitStack()
         exit_stack.enter_context(drain)
         running = _RunningDrain(drain, exit_stack, record, self._clock.monotonic())

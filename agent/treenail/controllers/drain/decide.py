@@ -21,6 +21,17 @@ _DRAIN_PREFIX = "drain-"
 _UNCORDON_PREFIX = "uncordon-"
 
 
+@dataclass(frozen=True, slots=True)
+class DrainKeys:
+    """Annotations of a Node: the agent's request, and the last one that was applied."""
+
+    request: str = key.DESIRED_DRAIN
+    applied: str = key.LAST_APPLIED_DRAIN
+
+
+USUAL_KEYS = DrainKeys()
+
+
 class CordonOwner(StrEnum):
     """Owner of the cordon on a node."""
 
@@ -63,20 +74,24 @@ class DrainNode:
     uid: str = field(default="", compare=False)
     resource_version: str = field(default="", compare=False)
     """Condition of every write; excluded from comparisons."""
+    is_unreachable: bool = False
+    """The kubelet no longer reports, so that no pod of the node can end."""
 
     @classmethod
-    def from_json(cls, document: object) -> "DrainNode":
+    def from_json(cls, document: object, drain_keys: DrainKeys = USUAL_KEYS) -> "DrainNode":
         """Parse a Node; raises `ConfigError`. An invalid record counts as none."""
         fields = decode.Fields.from_json(document, "Node")
         meta = fields.get_object("metadata").read(object_meta.ObjectMeta)
         annotations = node_facts.read_annotations(meta)
+        conditions = fields.get_object("status").read_list("conditions", object_meta.Condition)
         return cls(
             name=meta.name,
-            desired_drain=annotations.get(key.DESIRED_DRAIN, ""),
-            last_applied_drain=annotations.get(key.LAST_APPLIED_DRAIN, ""),
+            desired_drain=annotations.get(drain_keys.request, ""),
+            last_applied_drain=annotations.get(drain_keys.applied, ""),
             unschedulable=fields.get_object("spec").get_bool("unschedulable"),
             record=_parse_record(annotations.get(key.DRAIN)),
             drain_blocked=annotations.get(key.DRAIN_BLOCKED, ""),
+            is_unreachable=("Ready", "Unknown") in {(at.type, at.status) for at in conditions},
             uid=meta.uid,
             resource_version=meta.resource_version,
         )
