@@ -59,6 +59,7 @@ CONTROLLER_EXCEPTIONS = {
     "status": ("controllers.render.render",),
     # It gives NodePools to the reconciler of pools, and plans show a change of nodes as others do.
     "hosted": (
+        "controllers.drain.",
         "controllers.render.render",
         "controllers.rollout.",
         "controllers.status.causes",

@@ -54,13 +54,18 @@ MACHINE_TEMPLATE = annotations.OWN_PREFIX + "machine-template"
 CAPACITY = annotations.OWN_PREFIX + "capacity"
 """Resources of a machine for the autoscaler, such as ``cpu=4,memory=16Gi``."""
 REFRESH = annotations.OWN_PREFIX + "refresh"
-"""``InPlace``: changes that need neither drain nor reboot go to the nodes of a Replace pool too."""
+"""``InPlace``: changes that need neither drain nor reboot go to the nodes of a Replace pool too.
+
+Of an agent's copy of a config: the agent may neither drain nor reboot for it.
+"""
 
 # Of a MachineSet that treenail owns, written by treenail.
 TARGET_CONFIG = annotations.OWN_PREFIX + "target-config"
 """``targetHash`` that the nodes of the set should have."""
 UPDATED_CONFIG = annotations.OWN_PREFIX + "updated-config"
-"""``targetHash`` that all nodes of the set had when the last update ended."""
+"""``targetHash`` that all nodes of the set have; empty from an update's first node to its last."""
+UPDATED_ROLLOUT = annotations.OWN_PREFIX + "updated-rollout"
+"""The hash in the name of the user data that belongs to the config of all nodes; else empty."""
 
 # Labels of ConfigMaps that users write.
 RELEASE = annotations.OWN_PREFIX + "release"
@@ -69,5 +74,11 @@ POOL = annotations.OWN_PREFIX + "node-pool"
 """Name of the NodePool in the same namespace whose nodes get the MachineConfigs too."""
 
 # Of a Node of a hosted cluster.
+SERVICE_BOOT = annotations.OWN_PREFIX + "service-boot"
+"""Written by the agent of the image: the boot in which it runs, as ``status.nodeInfo.bootID``."""
 HOSTED_DRAIN = annotations.OWN_PREFIX + "desired-drain"
 """Like ``desiredDrain``, where HyperShift's drainer runs too and must not see it."""
+HOSTED_APPLIED_DRAIN = annotations.OWN_PREFIX + "last-applied-drain"
+"""Like ``lastAppliedDrain``, for `HOSTED_DRAIN`: HyperShift's drainer would undo our drain."""
+GLOBAL_PULL_SECRET = PREFIX + "nodepool-globalps-enabled"
+"""Label: HyperShift's global pull secret writes the kubelet's pull secret on the node."""

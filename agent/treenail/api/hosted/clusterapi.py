@@ -162,6 +162,22 @@ class _MachineOwner(_PoolObject):
     conditions: _NewConditions = ()
     old_conditions: _OldConditions = ()
 
+    @property
+    def own_target(self) -> str:
+        """Hash that treenail works towards; empty for an object that it does not own."""
+        return self.metadata.annotations.get(hosted_key.TARGET_CONFIG, "")
+
+    @property
+    def updated_config(self) -> str | None:
+        """Hash that all nodes have, empty while they differ; None before it is known."""
+        return self.metadata.annotations.get(hosted_key.UPDATED_CONFIG)
+
+    @property
+    def updated_rollout(self) -> str:
+        """Hash in the name of the user data that belongs to the config of all nodes."""
+        known = self.metadata.annotations.get(hosted_key.UPDATED_ROLLOUT)
+        return self.updated_config or "" if known is None else known
+
 
 _TemplateDrainInV1Beta1 = Annotated[GoDuration | None, codec.Key(_TEMPLATE + _DRAIN_IN_V1BETA1)]
 

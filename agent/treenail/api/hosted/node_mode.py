@@ -7,16 +7,20 @@ import hashlib
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
+from treenail.api.hosted import annotations as hosted_key
 from treenail.encoding import codec
 
 PATH = "/etc/treenail/hosted.json"
 CONFIG_KEY, HASH_KEY = "config", "hash"
 """Keys of the ConfigMap: gzip and base64 of an Ignition config, and the hash that names it."""
+MODE_KEY, REFRESH = "mode", "refresh"
+"""A third key, and its value where the agent may neither drain nor reboot; else it is missing."""
+NAMESPACE_PREFIX = "treenail-upgrade-"
 _NAMESPACE_LIMIT = 63
 
 
 @dataclass(frozen=True, slots=True)
-class HostedMode(codec.JsonObject):
+class HostedMode(codec.JsonObject, is_strict=True):
     """What an agent must know of its NodePool. An unknown field is an error."""
 
     node_pool: codec.NonEmptyText
@@ -31,13 +35,22 @@ class HostedMode(codec.JsonObject):
         """Name of the ConfigMap with the config, in ``upgrade_namespace``."""
         return f"{self.node_pool}-upgrade"
 
+    @property
+    def applied_drain_annotation(self) -> str:
+        """Annotation of the Node in which the drainer repeats what it has done.
+
+        HyperShift's drainer acts whenever its own two annotations differ.
+        """
+        is_shared = self.drain_annotation == key.DESIRED_DRAIN
+        return key.LAST_APPLIED_DRAIN if is_shared else hosted_key.HOSTED_APPLIED_DRAIN
+
 
 def name_upgrade_namespace(node_pool: str) -> str:
     """Return the namespace that treenail makes in a hosted cluster; at most 63 characters.
 
     HyperShift's own is ``NODE_POOL-upgrade``.
     """
-    name = f"treenail-upgrade-{node_pool.replace('.', '-')}"
+    name = f"{NAMESPACE_PREFIX}{node_pool.replace('.', '-')}"
     if len(name) <= _NAMESPACE_LIMIT and "." not in node_pool:
         return name
     digest = hashlib.sha256(node_pool.encode()).hexdigest()[:8]

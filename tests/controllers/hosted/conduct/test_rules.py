@@ -444,3 +444,17 @@ def test_record_that_cannot_be_written_stops_the_pool() -> None:
     with pytest.raises(ForbiddenError):
         world.sync()
     assert world.list_acted_on() == []
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 60.0, 3600.0])
+def test_replacement_is_waited_for_whatever_the_clock_of_the_api_server(behind_s: float) -> None:
+    world = make_world("Replace", canary={"nodes": 1}, maxFailures=0, rebootTimeout="20m")
+    world.management._now = lambda: world.seconds - behind_s
+    world.bad.add(NEW)
+    world.turn(60)
+    assert world.list_acted_on() == ["m0"]
+    message = world.conditions()["Degraded"]["message"]
+    assert "it has not been ready for 20 min" in message
+    world.bad.clear()
+    world.turn(3)
+    assert "has recovered since" in world.conditions()["Degraded"]["message"]

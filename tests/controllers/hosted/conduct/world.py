@@ -16,8 +16,9 @@ from treenail.api import annotations as key
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 from treenail.clocks import format_rfc3339
-from treenail.controllers.hosted.conduct.conductor import ConductTools, PoolConductor
+from treenail.controllers.hosted.conduct.conductor import PoolConductor
 from treenail.controllers.hosted.conduct.guests import GuestCluster
+from treenail.controllers.hosted.conduct.own_update import ConductTools
 from treenail.controllers.hosted.conduct.pool_facts import MAX_UNAVAILABLE, PoolObjects
 from treenail.controllers.hosted.rollout_store import RolloutStore
 from treenail.controllers.pools.node_facts import NodeFacts

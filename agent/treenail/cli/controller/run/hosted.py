@@ -1,4 +1,4 @@
-"""The controller that conducts rollouts of HyperShift's NodePools."""
+"""The controller that conducts rollouts of NodePools, and updates the nodes of its own in place."""
 
 import argparse
 
@@ -6,8 +6,22 @@ from treenail.cli.controller.run import controllers
 from treenail.controllers.runtime import workers
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument(
+        "--scope", default="treenail", metavar="SCOPE",
+        help="own the HostedClusters whose annotation hypershift.openshift.io/scope has this "
+        "value (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--agent-image", default="", metavar="IMAGE",
+        help="update nodes of owned InPlace NodePools whose own image has no treenail by pods of "
+        "this image (default: none)",
+    )  # fmt: skip
+
+
 def build(
-    context: controllers.ControllerContext, _arguments: argparse.Namespace
+    context: controllers.ControllerContext, arguments: argparse.Namespace
 ) -> tuple[workers.ControllerSettings, ...]:
     """Construct the controller."""
     from treenail.controllers.hosted.conduct.controller import ConductController
@@ -20,8 +34,10 @@ def build(
         GateClient(WebClient(), load_secret=context.load_secret),
         context.recorder,
         context.is_leader,
+        scope=arguments.scope,
+        agent_image=arguments.agent_image,
     )
     return (workers.ControllerSettings(controller),)
 
 
-CONTROLLER = controllers.ControllerCommand(lambda _parser: None, build)
+CONTROLLER = controllers.ControllerCommand(add_arguments, build)

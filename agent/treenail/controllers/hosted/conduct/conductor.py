@@ -5,36 +5,24 @@ Nodes of the hosted cluster, and keeps its status in the `RolloutStore`.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import decode, machineconfigpool
-from treenail.api.hosted import clusterapi, nodepool
-from treenail.controllers.hosted import rollout_store
-from treenail.controllers.hosted.conduct import guests, pool_facts
+from treenail.api import decode, machineconfigpool, object_meta
+from treenail.api.hosted import clusterapi
+from treenail.controllers.hosted.conduct import guests, own_update, pool_facts
+from treenail.controllers.hosted.in_place import upgrade_site
 from treenail.controllers.pools import node_facts, os_image, pool_membership, rollout_policy
-from treenail.controllers.rollout import external_gates, reconcile
-from treenail.kube import api_client, event_recorder, resources
+from treenail.controllers.rollout import reconcile
+from treenail.kube import discovery, event_recorder, resources
 
+DRAIN_EXPIRED = "DrainTimedOut"
+"""Reason of an Event, and condition of the record."""
 PAUSE_RECHECK_S = 30.0
 """Delay after which a pause may have ended, which is a time that nothing else reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConductTools:
-    """Clients and caches of the management cluster that all conductors share."""
-
-    client: api_client.Client
-    clock: clocks.Clock
-    gates: external_gates.Gates
-    events: event_recorder.EventRecorder
-    store: rollout_store.RolloutStore
-    list_policies: Callable[[], Mapping[str, rollout_policy.ObservedPolicy]]
-    find_stale_reason: Callable[[], str]
-    capi_version: str = clusterapi.VERSIONS[0]
 
 
 class PoolConductor:
@@ -43,13 +31,16 @@ class PoolConductor:
     It is the PoolWriter and the ConfigChecker of its reconciler.
     """
 
-    def __init__(self, tools: ConductTools, objects: pool_facts.PoolObjects) -> None:
+    def __init__(self, tools: own_update.ConductTools, objects: pool_facts.PoolObjects) -> None:
         self.lock = threading.Lock()
         self._tools = tools
         self._objects = objects
         self._guest: guests.GuestCluster | None = None
         self._is_forgotten = False
         self._version = 0
+        self._update = own_update.OwnUpdate(tools)
+        self._drain_conditions: tuple[decode.Json, ...] = ()
+        """The last drain for the present target that ended before all pods had left."""
         self._reconciler = reconcile.RolloutReconciler(
             tools.client,
             reconcile.RolloutCaches(
@@ -61,9 +52,7 @@ class PoolConductor:
             tools.clock,
             tools.gates,
             tools.events,
-            reconcile.RolloutSettings(
-                image_gate=lambda _pool, _build: pool_facts.find_target(self._objects)
-            ),
+            reconcile.RolloutSettings(image_gate=lambda _pool, _build: self._find_target()),
             access=reconcile.PoolAccess(self, self),
         )
 
@@ -74,13 +63,48 @@ class PoolConductor:
 
         ``guest`` is None for a pool that needs none.
         """
+        if objects.target != self._objects.target:
+            self._drain_conditions = ()
         self._objects, self._guest = objects, guest
-        if guest is not None and not self._find_stale_reason():
-            self._correct_desired_configs(guest)
+        is_current = guest is not None and not self._find_stale_reason()
+        if guest is not None and objects.is_owned and not objects.gives_nodes:
+            is_over = is_current and self._update.finish(objects, guest)
+            return None if is_over else upgrade_site.RECHECK_S
+        if guest is not None and is_current:
+            if objects.is_owned:
+                record = pool_facts.read_record(self._read_status())
+                is_same = record is not None and record.target.config == objects.target
+                now = record.assigned_now if record is not None and is_same else ()
+                known = (record.assigned if record is not None else None) or {}
+                self._update.sync(objects, guest, known, now)
+            else:
+                self._correct_desired_configs(guest)
         delay = self._reconciler.sync_pool(objects.pool.full_name)
+        if guest is not None and objects.is_owned:
+            if is_current and self._update.finish(objects, guest):
+                return None
+            delay = min(delay or upgrade_site.RECHECK_S, upgrade_site.RECHECK_S)
         if not pool_facts.is_paused(objects, self._tools.clock.now()):
             return delay
         return PAUSE_RECHECK_S if delay is None else min(delay, PAUSE_RECHECK_S)
+
+    def remove_update(self, guest: guests.GuestCluster) -> None:
+        """Delete what the hosted cluster has of an update of a pool that is gone."""
+        self._update.remove(self._objects, guest)
+
+    def _read_status(self) -> decode.Json:
+        return self._tools.store.read(self._objects.namespace, self._objects.record_name)
+
+    def _find_target(self) -> os_image.GateVerdict:
+        objects = self._objects
+        if self._guest is None or not objects.is_owned:
+            return pool_facts.find_target(objects)
+        policy = self._tools.list_policies().get(objects.pool.rollout_policy)
+        failed = None
+        if policy is None or policy.policy.max_failures is None or objects.is_refresh:
+            nodes = pool_facts.list_in_place_nodes(objects, self._guest.get_nodes())
+            failed = pool_facts.find_degraded(nodes, objects.target)
+        return self._update.verdict or failed or pool_facts.find_target(objects)
 
     def _correct_desired_configs(self, guest: guests.GuestCluster) -> None:
         """Write the target to nodes that have it, before HyperShift redirects them."""
@@ -92,29 +116,38 @@ class PoolConductor:
             if pool_facts.needs_redirect(node, target):
                 self.assign_target(node, {key.DESIRED_CONFIG: target})
 
+    def note_expired_drain(self, node: str, message: str) -> None:
+        """Report a drain that ended before all pods had left, as an Event and in the record."""
+        text = f"node {node}: {message}"
+        self._tools.events.record_warning(self.refer_to(), DRAIN_EXPIRED, text)
+        now = clocks.format_rfc3339(self._tools.clock.now())
+        condition = object_meta.Condition(DRAIN_EXPIRED, "True", "NodeDrainTimeout", text, now)
+        self._drain_conditions = (condition.to_json(),)
+
     def forget(self) -> None:
         """Remove the pool, which no policy conducts any longer, from policies and record."""
         self._is_forgotten = True
         self._reconciler.sync_pool(self._objects.pool.full_name)
         # The namespace goes with its HostedCluster.
         with suppress(errors.NotFoundError):
-            self._tools.store.write(self._objects.namespace, self._objects.pool.name, None)
+            self._tools.store.write(self._objects.namespace, self._objects.record_name, None)
 
     def _read_pool(self, _name: str = "") -> pool_membership.PoolSnapshot | None:
         if self._is_forgotten:
             return None
         objects = self._objects
-        status = self._tools.store.read(objects.namespace, objects.pool.name)
+        status = self._read_status()
         now = self._tools.clock.now()
-        if objects.pool.is_in_place:
+        if objects.writes_nodes:
             watched = None if self._guest is None else self._guest.get_nodes()
             nodes = pool_facts.list_in_place_nodes(objects, watched)
-            status = pool_facts.follow_redirects(objects, nodes, status, now=now)
+            if not objects.is_owned:
+                status = pool_facts.follow_redirects(objects, nodes, status, now=now)
         else:
             status = pool_facts.follow_replacements(objects, status)
             nodes = pool_facts.list_replace_places(objects, status)
         pool = pool_facts.build_pool(objects, status, str(self._version), now=now)
-        error = pool_facts.check_annotations(objects.pool, self._tools.list_policies())
+        error = pool_facts.check_pool(objects, self._tools.list_policies())
         return pool_membership.PoolSnapshot(pool_membership.ObservedPool(pool, error), nodes)
 
     def _find_node(self, name: str) -> node_facts.NodeFacts | None:
@@ -130,7 +163,7 @@ class PoolConductor:
         """Return the policies; for Replace without selectors: no label outlives its Machine."""
         policies = self._tools.list_policies()
         name = self._objects.pool.rollout_policy
-        if self._objects.pool.is_in_place or (observed := policies.get(name)) is None:
+        if self._objects.writes_nodes or (observed := policies.get(name)) is None:
             return policies
         waves = tuple(replace(wave, selector=None) for wave in observed.policy.waves)
         return {**policies, name: replace(observed, policy=replace(observed.policy, waves=waves))}
@@ -139,18 +172,21 @@ class PoolConductor:
         self, _pool: machineconfigpool.MachineConfigPool | None = None
     ) -> event_recorder.ObjectReference:
         """Return the NodePool."""
-        pool = self._objects.pool
-        return event_recorder.ObjectReference(
-            "NodePool", pool.name, pool.metadata.uid, pool.namespace, nodepool.API_VERSION
-        )
+        return pool_facts.refer_to(self._objects.pool)
 
     def write_status(
         self, pool: machineconfigpool.MachineConfigPool, status: decode.Json
     ) -> machineconfigpool.MachineConfigPool:
         """Write the record: HyperShift owns the status of the NodePool."""
         objects = self._objects
+        if "conditions" in status:
+            found = discovery.iter_objects(status["conditions"])
+            others = [each for each in found if each.get("type") != DRAIN_EXPIRED]
+            status = {**status, "conditions": [*others, *self._drain_conditions]}
         merged = {name: _drop_none(part) for name, part in {**pool.status, **status}.items()}
-        self._tools.store.write(objects.namespace, objects.pool.name, merged)
+        self._tools.store.write(objects.namespace, objects.record_name, merged)
+        if objects.is_refresh and "conditions" in status:
+            self._update.report_refresh(objects.pool, status["conditions"])
         # Its own version: that of the ConfigMap also changes with other pools.
         self._version += 1
         now = self._tools.clock.now()
@@ -160,10 +196,12 @@ class PoolConductor:
         self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
     ) -> None:
         """Delete the Machine, or write the target to the Node of the hosted cluster."""
-        if self._objects.pool.is_in_place:
+        if self._objects.writes_nodes:
             if self._guest is None:
                 raise errors.UnreachableError("the hosted cluster is not connected")
             target = {key.DESIRED_CONFIG: annotations[key.DESIRED_CONFIG]}
+            if self._objects.is_owned:  # with the image: none but that of the config
+                target = dict(annotations)
             metadata = {"resourceVersion": node.resource_version, "annotations": target}
             self._guest.client.patch(resources.NODES, node.name, {"metadata": metadata})
             return
@@ -179,12 +217,18 @@ class PoolConductor:
     def annotate_node(
         self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
     ) -> None:
-        """Write nothing: these nodes have no agent of treenail that would read it."""
+        """Write settings for an agent of treenail; the daemons of HyperShift read none."""
+        if self._objects.is_owned and self._objects.writes_nodes and self._guest is not None:
+            metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
+            self._guest.client.patch(resources.NODES, node.name, {"metadata": metadata})
 
     def check_config(
         self, pool: machineconfigpool.MachineConfigPool
     ) -> os_image.GateWaiting | os_image.GateBlocked | None:
-        """Read the MachineSet or MachineDeployment again: HyperShift must still select no node."""
+        """Read the MachineSet or MachineDeployment again: HyperShift must still select no node.
+
+        For a pool that treenail owns, prepare the hosted cluster for the target.
+        """
         objects = self._objects
         kind = resources.MACHINESETS if objects.pool.is_in_place else resources.MACHINEDEPLOYMENTS
         kind = replace(kind, version=self._tools.capi_version)
@@ -192,7 +236,8 @@ class PoolConductor:
             found = self._tools.client.get(kind, objects.pool.name, namespace=objects.namespace)
             is_set = objects.pool.is_in_place
             read = clusterapi.MachineSet if is_set else clusterapi.MachineDeployment
-            target = pool_facts.find_target(replace(objects, owner=read.from_json(found)))
+            objects = replace(objects, owner=read.from_json(found))
+            target = pool_facts.find_target(objects)
         except errors.TreenailError as error:
             return os_image.GateBlocked(
                 f"cannot check the target of NodePool {pool.name}: {error}", "ClusterError"
@@ -200,7 +245,10 @@ class PoolConductor:
         if not isinstance(target, os_image.GateOpen):
             return target
         if target.target.config == pool.configuration.name:
-            return None
+            if self._guest is None or not objects.is_owned:
+                return None
+            if objects.is_refresh == self._objects.is_refresh:
+                return self._update.begin(objects, self._guest)
         return os_image.GateWaiting("waiting: the target has just changed")
 
     def forget_pool(self, name: str) -> None:

@@ -13,9 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from treenail import clocks, errors
+from treenail.api import object_meta
+from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.drain import controller as drain_controller
+from treenail.controllers.drain import decide
 from treenail.controllers.hosted import rollout_store
-from treenail.controllers.hosted.conduct import conductor, guests, pool_facts
+from treenail.controllers.hosted.conduct import conductor, guests, own_update, pool_facts
+from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.controllers.pools import pool_views
 from treenail.controllers.rollout import external_gates
 from treenail.controllers.runtime import informer_set
@@ -25,6 +30,7 @@ from treenail.kube.transport import kubeconfig
 log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 1.0
+_HYPERSHIFT_KEYS = decide.DrainKeys(hosted_key.HOSTED_DRAIN, hosted_key.HOSTED_APPLIED_DRAIN)
 _CAPI_KINDS = (resources.MACHINES, resources.MACHINESETS, resources.MACHINEDEPLOYMENTS)
 _DECISIVE = (
     "nodepools",
@@ -51,8 +57,15 @@ class ConductController:
         gates: external_gates.Gates,
         events: event_recorder.EventRecorder,
         is_leader: Callable[[], bool],
+        *,
+        scope: str = "",
+        agent_image: str = "",
     ) -> None:
-        """``is_leader`` is asked before each write to a hosted cluster."""
+        """``is_leader`` is asked before each write to a hosted cluster.
+
+        treenail owns the HostedClusters with this ``scope``; none if it is empty.
+        """
+        self._scope, self._agent_image = scope, agent_image
         self._client = client
         self._clock = clock
         self._events = events
@@ -86,7 +99,7 @@ class ConductController:
         self._sets = add_view(sets, clusterapi.MachineSet.from_json)
         self._deployments = add_view(deployments, clusterapi.MachineDeployment.from_json)
         self._policies = pool_views.add_policy_view(informers)
-        self._tools = conductor.ConductTools(
+        self._tools = own_update.ConductTools(
             self._client,
             self._clock,
             self._gates,
@@ -95,6 +108,7 @@ class ConductController:
             self._policies.get_all,
             self._find_stale_reason,
             version,
+            self._agent_image,
         )
         self._pools.add_handler(lambda key, *_: enqueue(key))
         for view in (self._machines, self._sets, self._deployments):
@@ -107,18 +121,21 @@ class ConductController:
         """Conduct one NodePool once, or let the thread of its hosted cluster do it."""
         objects = self._find_objects(key)
         if objects is not None and objects.needs_guest:
-            self._open_guest(objects.namespace, key)
+            self._open_guest(objects, key)
+            return None
+        if objects is None and self._pools.find(key) is None and self._let_guest_clean(key):
             return None
         self._release_guest(key)
         if objects is not None:
             return self._conduct(objects, None)
-        known = self._conductors.get(key)
-        if known is None or self._find_stale_reason():
+        names = [key] if self._pools.find(key) else [key, f"{key}{pool_facts.REFRESH_SUFFIX}"]
+        found = [name for name in names if name in self._conductors]
+        if not found or self._find_stale_reason():
             return None
-        if not known.lock.acquire(blocking=False):
-            return _BUSY_RETRY_S
-        known.forget()
-        del self._conductors[key]
+        for name in found:
+            if not self._conductors[name].lock.acquire(blocking=False):
+                return _BUSY_RETRY_S
+            self._conductors.pop(name).forget()
         return None
 
     def close(self) -> None:
@@ -129,15 +146,33 @@ class ConductController:
 
     def _conduct_in_guest(self, key: str, guest: guests.GuestCluster) -> float | None:
         objects = self._find_objects(key)
-        if objects is None or not objects.needs_guest:
-            self._enqueue(key)
-            return None
-        return self._conduct(objects, guest)
+        if objects is not None and objects.needs_guest:
+            return self._conduct(objects, guest)
+        if self._pools.find(key) is None:
+            self._clean_guest(key, guest)
+        self._enqueue(key)
+        return None
+
+    def _let_guest_clean(self, key: str) -> bool:
+        """Return whether a hosted cluster is cleaned first of what a deleted pool left."""
+        with self._lock:
+            for guest in self._guests.values():
+                if key in guest.pools and guest.drains is not None:
+                    guest.add(key)
+                    return True
+        return False
+
+    def _clean_guest(self, key: str, guest: guests.GuestCluster) -> None:
+        guest.pools.discard(key)
+        for name in (key, f"{key}{pool_facts.REFRESH_SUFFIX}"):
+            known = self._conductors.get(name)
+            if known is not None and not guest.stale_reason:
+                known.remove_update(guest)
 
     def _conduct(
         self, objects: pool_facts.PoolObjects, guest: guests.GuestCluster | None
     ) -> float | None:
-        name = objects.pool.full_name
+        name = f"{objects.pool.namespace}/{objects.record_name}"
         with self._lock:
             if (known := self._conductors.get(name)) is None:
                 known = self._conductors[name] = conductor.PoolConductor(self._tools, objects)
@@ -156,15 +191,53 @@ class ConductController:
         finally:
             known.lock.release()
 
-    def _open_guest(self, namespace: str, key: str) -> None:
+    def _open_guest(self, objects: pool_facts.PoolObjects, key: str) -> None:
         """Sync the pool on the thread of its hosted cluster."""
+        namespace = objects.namespace
         with self._lock:
+            known = self._guests.get(namespace)
+            if known is not None and (known.drains is not None) != objects.is_owned:
+                self._guests.pop(namespace).close()
             if namespace not in self._guests:
-                load = partial(self._load_config, namespace)
+                load = partial(self._load_config, namespace, objects)
                 self._guests[namespace] = guests.GuestCluster(
-                    load, self._conduct_in_guest, self._is_leader, self._clock
+                    load,
+                    self._conduct_in_guest,
+                    self._is_leader,
+                    self._clock,
+                    self._build_rules(namespace) if objects.is_owned else None,
                 )
             self._guests[namespace].add(key)
+
+    def _build_rules(self, namespace: str) -> drain_controller.DrainRules:
+        return drain_controller.DrainRules(
+            # HyperShift's drainer acts on the usual annotations.
+            _HYPERSHIFT_KEYS if self._find_control_plane(namespace) else decide.USUAL_KEYS,
+            partial(self._find_drain_limit, namespace),
+            lambda pod: upgrade_objects.is_installer(pod.namespace, pod.name),
+            partial(self._report_expired, namespace),
+        )
+
+    def _find_drain_limit(self, namespace: str, node: decide.DrainNode) -> float | None:
+        objects = self._find_pool_of(namespace, node.name)
+        return pool_facts.limit_drain(None if objects is None else objects.pool, node)
+
+    def _report_expired(self, namespace: str, node: str, message: str) -> None:
+        objects = self._find_pool_of(namespace, node)
+        if objects is None:
+            return
+        name = f"{objects.pool.namespace}/{objects.record_name}"
+        if (known := self._conductors.get(name)) is not None:
+            known.note_expired_drain(node, message)
+
+    def _find_pool_of(self, namespace: str, node: str) -> pool_facts.PoolObjects | None:
+        """Return the pool of a node that is updated now; None for another node."""
+        guest = self._guests.get(namespace)
+        for key in () if guest is None else tuple(guest.pools):
+            objects = self._find_objects(key)
+            if objects is not None and node in {each.node_name for each in objects.machines}:
+                return objects
+        return None
 
     def _release_guest(self, key: str) -> None:
         with self._lock:
@@ -173,29 +246,49 @@ class ConductController:
                 if not guest.pools:
                     self._guests.pop(namespace).close()
 
-    def _load_config(self, namespace: str) -> kubeconfig.ApiServerConfig:
-        for control_plane in self._control_planes.get_all().values():
-            if control_plane.namespace == namespace:
-                return guests.load_guest_config(self._client, control_plane)
-        raise errors.NotFoundError(f"namespace {namespace} has no HostedControlPlane")
+    def _load_config(
+        self, namespace: str, objects: pool_facts.PoolObjects
+    ) -> kubeconfig.ApiServerConfig:
+        control_plane = self._find_control_plane(namespace)
+        if control_plane is None and objects.is_owned and objects.owner is not None:
+            # Another provider of control planes: Cluster API's Secret has its kubeconfig.
+            metadata = object_meta.ObjectMeta(objects.cluster.name, namespace=namespace)
+            cluster = objects.owner.cluster_name
+            control_plane = nodepool.HostedControlPlane(metadata, infra_id=cluster)
+        if control_plane is None:
+            raise errors.NotFoundError(f"namespace {namespace} has no HostedControlPlane")
+        return guests.load_guest_config(self._client, control_plane)
+
+    def _find_control_plane(self, namespace: str) -> nodepool.HostedControlPlane | None:
+        found = self._control_planes.get_all().values()
+        return next((each for each in found if each.namespace == namespace), None)
 
     def _find_objects(self, key: str) -> pool_facts.PoolObjects | None:
-        """Return a NodePool that names a policy, with its objects; None for any other."""
+        """Return a NodePool that treenail conducts or updates, with its objects; else None."""
         pool = self._pools.find(key)
-        if pool is None or not pool.rollout_policy:
+        if pool is None:
             return None
         cluster = self._clusters.find(f"{pool.namespace}/{pool.cluster_name}")
         if cluster is None:
             return None
+        is_owned = bool(self._scope) and cluster.scope == self._scope
+        if not pool.rollout_policy and not is_owned:
+            return None
+        objects = self._collect_objects(pool, cluster, is_owned=is_owned)
+        return objects if pool.rollout_policy or objects.writes_nodes else None
+
+    def _collect_objects(
+        self, pool: nodepool.NodePool, cluster: nodepool.HostedCluster, *, is_owned: bool
+    ) -> pool_facts.PoolObjects:
         name = f"{cluster.control_plane_namespace}/{pool.name}"
         owner = self._sets.find(name) if pool.is_in_place else self._deployments.find(name)
         # The namespace a-b-c is that of cluster b-c in a, and of cluster c in a-b.
         if owner is None or owner.node_pool != pool.full_name:
-            return pool_facts.PoolObjects(pool, cluster)
+            return pool_facts.PoolObjects(pool, cluster, is_owned=is_owned)
         sets = () if pool.is_in_place else tuple(_list_owned(self._sets, {owner.uid}))
         owners = {each.uid for each in sets} or {owner.uid}
         machines = tuple(_list_owned(self._machines, owners))
-        return pool_facts.PoolObjects(pool, cluster, owner, sets, machines)
+        return pool_facts.PoolObjects(pool, cluster, owner, sets, machines, is_owned)
 
     def _enqueue_owners(self, _key: str, *values: _CapiObject | None) -> None:
         for value in values:

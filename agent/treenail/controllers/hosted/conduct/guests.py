@@ -6,20 +6,24 @@ down, slow or has another CA therefore delays no other one.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from treenail import clocks, errors
-from treenail.api import decode
+from treenail.api import component_names, decode
 from treenail.api.hosted import nodepool
+from treenail.controllers.drain import controller as drain_controller
+from treenail.controllers.drain import decide
+from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.controllers.pools import node_facts
 from treenail.controllers.runtime import controller_metrics, informer_set, workers
 from treenail.encoding import json_text
-from treenail.kube import api_client, informer, lease, resources, watch
+from treenail.kube import api_client, event_recorder, lease, resources, watch
 from treenail.kube.transport import kubeconfig, native
 
 RELOAD_S = 30.0
 """How long a kubeconfig that does not work is not read again."""
 _CALL_LIMIT_S = 10.0
+_DRAIN_STOP_S = 2.0
+_NODES = (resources.NODES.plural,)
 
 
 def load_guest_config(
@@ -58,8 +62,10 @@ class GuestCluster:
         sync: Callable[[str, "GuestCluster"], float | None],
         is_leader: Callable[[], bool],
         clock: clocks.Clock,
+        drains: drain_controller.DrainRules | None = None,
     ) -> None:
-        """``load_config`` may raise `TreenailError`."""
+        """``load_config`` may raise `TreenailError`. With ``drains``, treenail drains nodes."""
+        self.drains = drains
         self._load_config = load_config
         self._sync = sync
         self._is_leader = is_leader
@@ -69,11 +75,15 @@ class GuestCluster:
         self._config: kubeconfig.ApiServerConfig | None = None
         self._transport: native.HttpTransport | None = None
         self._client: api_client.Client | None = None
-        self._nodes: informer.Informer[node_facts.NodeFacts] | None = None
+        self._informers: informer_set.InformerSet | None = None
+        self._drains: workers.WorkerPool | None = None
         self.pools: set[str] = set()
         """The pools that use the cluster now."""
-        measured = workers.WorkerMetrics(controller_metrics.ControllerMetrics())
-        self._workers = workers.WorkerPool(workers.ControllerSettings(self, 1), clock, measured)
+        self._metrics = controller_metrics.ControllerMetrics()
+        self._measured = workers.WorkerMetrics(self._metrics)
+        self._workers = workers.WorkerPool(
+            workers.ControllerSettings(self, 1), clock, self._measured
+        )
         self._workers.start(is_leader)
 
     def add(self, pool: str) -> None:
@@ -107,21 +117,32 @@ class GuestCluster:
     def stale_reason(self) -> str:
         """Why the Nodes may be outdated; empty when they are current."""
         reason = self._error
-        if not reason and (nodes := self._nodes) is not None:
-            nodes.check_if_silent()
-            reason = nodes.stale_reason
-            if not reason and nodes.restored_s < informer_set.RESTORED_WAIT_S:
+        if not reason and (informers := self._informers) is not None:
+            informers.check_silent()
+            reason = informers.describe_staleness(_NODES)
+            if not reason and informers.restored_s < informer_set.RESTORED_WAIT_S:
                 reason = "the API server returned to an older state, and nodes report again"
         return f"hosted cluster: {reason}" if reason else ""
 
     def get_nodes(self) -> Mapping[str, node_facts.NodeFacts]:
         """Return the Nodes by name."""
-        return {} if self._nodes is None else self._nodes.get_all()
+        return {} if self._informers is None else self._nodes.get_all()
+
+    def get_states(self) -> Mapping[str, upgrade_objects.HostedNode]:
+        """Return what the Nodes say about agents and drains, by name."""
+        return {} if self._informers is None else self._states.get_all()
+
+    def read_state(self, document: decode.Json) -> upgrade_objects.HostedNode:
+        """Read agent and drain of a Node; raise `ConfigError`."""
+        keys = self.drains.keys if self.drains else decide.USUAL_KEYS
+        return upgrade_objects.HostedNode.from_json(document, keys)
 
     def _connect(self) -> None:
         """Start the watch, or start it again with another kubeconfig while it does not work."""
         now = self._clock.monotonic()
-        if (self._nodes and not self._nodes.error) or now - self._loaded_at < RELOAD_S:
+        informers = self._informers
+        is_watched = informers is not None and _NODES[0] not in informers.degraded
+        if is_watched or now - self._loaded_at < RELOAD_S:
             return
         self._loaded_at = now
         try:
@@ -139,24 +160,46 @@ class GuestCluster:
         self._client = api_client.Client(
             fenced, field_manager="treenail-hosted", limit_s=_CALL_LIMIT_S
         )
-        self._nodes = informer.Informer(
-            self._client,
-            watch.WatchScope(resources.NODES),
-            self._clock,
-            partial(informer_set.project_object, node_facts.NodeFacts.from_json),
-            on_lost=lambda _: self._sync_again(),
-        )
+        self._informers = informers = informer_set.InformerSet(self._client, self._clock)
+        scope = watch.WatchScope(resources.NODES)
+        self._nodes = informers.add_view(scope, node_facts.NodeFacts.from_json)
         self._nodes.add_handler(lambda *_: self._sync_again())
         self._nodes.add_list_handler(self._sync_again)
-        self._nodes.start()
+        informers.add_loss_handler(self._sync_again)
+        if self.drains is not None:
+            self._states = informers.add_view(scope, self.read_state)
+            self._states.add_handler(lambda *_: self._sync_again())
+            self._add_drains(informers, self._client, self.drains)
+        informers.start()
+
+    def _add_drains(
+        self,
+        informers: informer_set.InformerSet,
+        client: api_client.Client,
+        rules: drain_controller.DrainRules,
+    ) -> None:
+        """Drain the nodes whose agents request it."""
+        recorder = event_recorder.EventRecorder(
+            client, component_names.CONTROLLER, self.name, self._clock
+        )
+        drains = drain_controller.DrainController(
+            client, recorder, self._clock, self._metrics, rules=rules
+        )
+        settings = workers.ControllerSettings(drains, workers=4, max_retry_s=15.0)
+        self._drains = workers.WorkerPool(settings, self._clock, self._measured)
+        self._drains.register_watches(informers)
+        self._drains.start(self._is_leader)
 
     def _sync_again(self) -> None:
         for pool in tuple(self.pools):
             self._workers.queue.add(pool)
 
     def _disconnect(self) -> None:
-        if self._nodes is not None:
-            self._nodes.stop(limit_s=0.0)
+        if self._informers is not None:
+            self._informers.stop(limit_s=0.0)
         if self._transport is not None:
             self._transport.close()
-        self._nodes = self._transport = self._client = None
+        # Without the transport, a request in progress fails.
+        if self._drains is not None:
+            self._drains.stop(_DRAIN_STOP_S)
+        self._drains = self._informers = self._transport = self._client = None
