@@ -33,7 +33,7 @@ chroot "$1" /usr/bin/python3 -I -S /run/relay "$3" /run/api &
 export PATH=/run/bin:$PATH
 exec chroot "$1" /run/daemon start --root-mount=/ --node-name="$4" \\
     --kubeconfig=/etc/kubernetes/kubeconfig --kubelet-healthz-enabled=false \\
-    --metrics-url=127.0.0.1:0 -v=4
+    --metrics-url=127.0.0.1:0 -v=4 $5
 """
 _SYSTEMD_RUN = "#!/bin/sh\ntouch /run/reboot-requested\n"
 _PRESETS = "disable *\n"
@@ -44,12 +44,20 @@ class DaemonMachine:
     """The machine; ``kubeconfig`` names the API server on ``port`` of loopback."""
 
     def __init__(
-        self, program: Path, directory: Path, name: str, *, kubeconfig: Path, port: int
+        self,
+        program: Path,
+        directory: Path,
+        name: str,
+        *,
+        kubeconfig: Path,
+        port: int,
+        argument: str = "",
     ) -> None:
         self.root = directory / "root"
         self.log = directory / "daemon.log"
         self.boot_count = 0
         self._program, self._name, self._port = program, name, port
+        self._argument = argument
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"daemon-{name}", daemon=True)
         make_root(self.root, VENDOR_UNITS, {"tree": {}, "presets": _PRESETS})
@@ -91,7 +99,8 @@ class DaemonMachine:
             request.unlink(missing_ok=True)
             (self.root / "run/boot_id").write_text(f"{uuid.uuid4()}\n")
             self.boot_count += 1
-        arguments = (str(self.root), str(self._program), str(self._port), self._name)
+        arguments = [str(self.root), str(self._program), str(self._port), self._name]
+        arguments.append(self._argument)
         with self.log.open("ab") as log:
             daemon = subprocess.Popen(
                 ["unshare", *SPACES, "sh", "-c", MOUNTS + _DAEMON, "sh", *arguments],
