@@ -1,9 +1,12 @@
 """Discovery of the resources that an API server serves."""
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from treenail import errors
 from treenail.kube import api_client, resources
+
+log = logging.getLogger(__name__)
 
 _VERBS = {"list", "delete"}
 """Verbs of stored objects: metrics of pods have no delete, reviews have no list."""
@@ -45,6 +48,15 @@ def find_served_version(client: api_client.Client, group: str, versions: Sequenc
         f"the API server serves {group}/{', '.join(served):.200}, not {' or '.join(versions)}",
         remedy=f"update treenail, or run: kubectl get crds | grep {group}",
     )
+
+
+def find_preferred_version(client: api_client.Client, group: str, versions: Sequence[str]) -> str:
+    """Return the first served version; the first of all, with a log entry, if none is known."""
+    try:
+        return find_served_version(client, group, versions)
+    except errors.ClusterError as error:
+        log.warning("assuming version %s of %s: %s", versions[0], group, error)
+        return versions[0]
 
 
 def iter_objects(value: object) -> Iterator[api_client.Json]:

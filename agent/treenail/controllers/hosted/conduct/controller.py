@@ -4,7 +4,6 @@ HyperShift stays unchanged. For Replace treenail deletes Machines and Cluster AP
 InPlace it writes the target to Nodes and HyperShift does the rest. Without treenail a pool waits.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,6 @@ from treenail.controllers.rollout import external_gates
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, discovery, event_recorder, resources, watch
 from treenail.kube.transport import kubeconfig
-
-log = logging.getLogger(__name__)
 
 _BUSY_RETRY_S = 1.0
 _HYPERSHIFT_KEYS = decide.DrainKeys(hosted_key.HOSTED_DRAIN, hosted_key.HOSTED_APPLIED_DRAIN)
@@ -83,7 +80,9 @@ class ConductController:
     ) -> None:
         """Watch the management cluster, all namespaces once; no hosted cluster."""
         self._informers, self._enqueue = informers, enqueue
-        version = self._find_version()
+        version = discovery.find_preferred_version(
+            self._client, clusterapi.GROUP, clusterapi.VERSIONS
+        )
         kinds = [replace(resource, version=version) for resource in _CAPI_KINDS]
         machines, sets, deployments = map(watch.WatchScope, kinds)
         # Optional: without HyperShift there is nothing to conduct.
@@ -303,15 +302,6 @@ class ConductController:
         if self._informers.restored_s < informer_set.RESTORED_WAIT_S:
             return "the API server returned to an older state, and objects are written again"
         return self._informers.describe_staleness(_DECISIVE)
-
-    def _find_version(self) -> str:
-        try:
-            return discovery.find_served_version(
-                self._client, clusterapi.GROUP, clusterapi.VERSIONS
-            )
-        except errors.ClusterError as error:
-            log.warning("assuming version %s of Cluster API: %s", clusterapi.VERSIONS[0], error)
-            return clusterapi.VERSIONS[0]
 
 
 def _list_owned(
