@@ -14,6 +14,8 @@ HOSTED_CLUSTER = PREFIX + "cluster"
 """``NAMESPACE/NAME`` of the HostedCluster; of its HostedControlPlane."""
 SCOPE = PREFIX + "scope"
 """Of a HostedCluster: the operator that manages it."""
+OWN_SCOPE = "treenail"
+"""The scope of the controller ``nodepools`` unless a user chooses another one."""
 
 # Of a NodePool, written by HyperShift's NodePool controller.
 CURRENT_CONFIG = PREFIX + "nodePoolCurrentConfig"
@@ -22,6 +24,10 @@ CURRENT_CONFIG_VERSION = PREFIX + "nodePoolCurrentConfigVersion"
 """Hash of config and version; of a NodePool, and of a MachineSet by the in-place upgrader."""
 CURRENT_ROLLOUT_CONFIG = PREFIX + "nodePoolCurrentRolloutConfig"
 """Hash of what rolls nodes (hypershift#8698)."""
+PLATFORM_TEMPLATE = PREFIX + "nodePoolPlatformMachineTemplate"
+"""Name of the infrastructure template that all machines have."""
+FINALIZER = PREFIX + "finalizer"
+"""Of a NodePool: the finalizer of its owner, HyperShift or treenail."""
 
 # Of a MachineSet. The NodePool controller writes the target and the limit.
 TARGET_CONFIG_VERSION = PREFIX + "nodePoolTargetConfigVersion"
@@ -66,6 +72,8 @@ UPDATED_CONFIG = annotations.OWN_PREFIX + "updated-config"
 """``targetHash`` that all nodes of the set have; empty from an update's first node to its last."""
 UPDATED_ROLLOUT = annotations.OWN_PREFIX + "updated-rollout"
 """The hash in the name of the user data that belongs to the config of all nodes; else empty."""
+ROLLOUT_CONFIG = annotations.OWN_PREFIX + "rollout-config"
+"""Also of a MachineDeployment: the ``rolloutHash`` that its template was made for."""
 
 # Labels of ConfigMaps that users write.
 RELEASE = annotations.OWN_PREFIX + "release"

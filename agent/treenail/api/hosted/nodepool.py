@@ -44,6 +44,9 @@ class NodePoolCondition(StrEnum):
     """hypershift#8698: a change that alone replaces no node."""
     RECONCILIATION_ACTIVE = "ReconciliationActive"
     REACHED_IGNITION = "ReachedIgnitionEndpoint"
+    VALID_MACHINE_TEMPLATE = "ValidMachineTemplate"
+    AUTOSCALING_ENABLED = "AutoscalingEnabled"
+    UPDATE_MANAGEMENT_ENABLED = "UpdateManagementEnabled"
 
 
 @dataclass(frozen=True, slots=True)
