@@ -23,6 +23,7 @@ from treenail.controllers.generate.controller import GenerateController
 from treenail.controllers.handover.controller import InstallationGate, InstallController
 from treenail.controllers.handover.image_mover import ImageMover
 from treenail.controllers.hosted.conduct.controller import ConductController
+from treenail.controllers.hosted.owning.controller import OwningController, OwningSettings
 from treenail.controllers.image_build import controller
 from treenail.controllers.image_build.cluster_reader import ClusterReader
 from treenail.controllers.image_build.controller import BuildController
@@ -304,13 +305,17 @@ class Place:
 
 
 def has_access(account: Cluster) -> bool:
-    """Whether the role of a controller has effect: each one may list Nodes, pools or policies."""
+    """Whether the role of a controller has effect: each one may list one of these kinds.
+
+    A kind that the cluster lacks answers 404, and 403 without the permission.
+    """
     paths = (
         "/api/v1/nodes",
         "/apis/machineconfiguration.openshift.io/v1/machineconfigpools",
         "/apis/treenail.io/v1alpha1/rolloutpolicies",
+        "/apis/hypershift.openshift.io/v1beta1/nodepools",
     )
-    return any(account.get(path).code == 200 for path in paths)
+    return any(account.get(path).code in (200, 404) for path in paths)
 
 
 def make_controllers(
@@ -333,6 +338,11 @@ def make_controllers(
         "install": [InstallController(client, CLOCK, recorder, mover, namespace=namespace)],
         "approve": [ApprovalController(client, CLOCK, recorder, namespace)],
         "hosted": [ConductController(client, CLOCK, gates, recorder, lambda: True)],
+        "nodepools": [
+            OwningController(
+                client, CLOCK, recorder, OwningSettings("treenail", "https://127.0.0.1:1")
+            )
+        ],
     }
 
 

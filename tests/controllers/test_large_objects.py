@@ -38,6 +38,7 @@ from treenail.kube.resources import (
     MACHINECONFIGNODES,
     MACHINECONFIGPOOLS,
     MACHINECONFIGS,
+    MACHINEHEALTHCHECKS,
     MACHINEOSBUILDS,
     MACHINEOSCONFIGS,
     NODES,
@@ -57,7 +58,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 pytestmark = [pytest.mark.integration]
 CONTROLLERS = ("render", "rollout", "drain", "build", "install", "approve")
 ALL = (*CONTROLLERS, "machineconfignodes")
-EVERY = {*ALL, "generate", "hosted"}
+EVERY = {*ALL, "generate", "hosted", "nodepools"}
 BUDGETS, REQUESTS = 64, 60
 LARGE = 1_200_000
 
@@ -129,7 +130,11 @@ BLOCKED: dict[Resource, set[str]] = {
     MACHINEOSCONFIGS: {"generate", "rollout", "build", "install"},
     MACHINEOSBUILDS: {"rollout", "build", "install"},
     ROLLOUTPOLICIES: {"rollout", "hosted"},
-    **{resource: {"hosted"} for resource in (*hosted.HYPERSHIFT_KINDS, *hosted.CAPI_KINDS)},
+    **{
+        resource: {"hosted", "nodepools"}
+        for resource in (*hosted.HYPERSHIFT_KINDS, *hosted.CAPI_KINDS)
+    },
+    MACHINEHEALTHCHECKS: {"nodepools"},
     MACHINECONFIGNODES: {"machineconfignodes"},
     CERTIFICATESIGNINGREQUESTS: {"approve"},
     SECRETS: {"install"},

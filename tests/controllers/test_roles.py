@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.integration]
 GROUP = "machineconfiguration.openshift.io/v1"
 MCO = f"/apis/{GROUP}"
 EVENTS = "/api/v1/namespaces/default/events"
+CAPI = "/apis/cluster.x-k8s.io/v1beta2/namespaces/default"
 Attempt = tuple[str, str, object]
 
 
@@ -158,6 +159,17 @@ OTHERS: dict[str, tuple[Attempt, ...]] = {
         ("GET", "/api/v1/namespaces/default/secrets/admin-kubeconfig", None),
         ("DELETE", "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/absent", None),
         ("GET", "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/absent", None),
+        ("PATCH", "/apis/hypershift.openshift.io/v1beta1/namespaces/default/nodepools/absent", {}),
+    ),
+    # Without the Roles of a control plane and of a namespace of NodePools.
+    "nodepools": (
+        ("PATCH", "/api/v1/nodes/absent", {}),
+        ("GET", "/api/v1/namespaces/default/configmaps/absent", None),
+        ("GET", "/api/v1/namespaces/default/secrets/admin-kubeconfig", None),
+        ("POST", "/api/v1/namespaces/default/secrets", {"metadata": {"name": "a"}}),
+        ("DELETE", f"{CAPI}/machines/absent", None),
+        ("DELETE", f"{CAPI}/machinedeployments/absent", None),
+        ("PATCH", f"{CAPI}/machinesets/absent", {}),
         ("PATCH", "/apis/hypershift.openshift.io/v1beta1/namespaces/default/nodepools/absent", {}),
     ),
 }

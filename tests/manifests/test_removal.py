@@ -39,6 +39,8 @@ CREATED = {
     "controllers/image_build/job_builder.py": ["resource", "JOBS"],
     "controllers/image_build/writer.py": ["MACHINEOSBUILDS"],
     "provisioning/tokens/bootstrap_tokens.py": ["SECRETS"],
+    # They stay: machines boot from these Secrets, and their owners are those of HyperShift.
+    "controllers/hosted/owning/controller.py": ["resource", "SECRETS"],
     # tests/controllers/hosted/conduct/test_rules.py
     "controllers/hosted/rollout_store.py": ["CONFIGMAPS"],
     # tests/controllers/test_run.py

@@ -50,6 +50,10 @@ class InstallOptions:
     """Namespace of the Ignition server; empty for the default one."""
     control_planes: Mapping[str, str] = field(default_factory=dict)
     """Of hosted clusters: the infrastructure ID, or nothing, by namespace."""
+    node_pool_namespaces: Sequence[str] = ()
+    """Of the controller ``nodepools``: namespaces of NodePools."""
+    owning_arguments: Sequence[str] = ()
+    """Of the controller ``nodepools``."""
 
     @property
     def has_builds(self) -> bool:
@@ -176,14 +180,24 @@ def _build_controller_access(options: InstallOptions) -> list[decode.Json]:
 
 
 def build_hosted_access(options: InstallOptions) -> list[decode.Json]:
-    """Build the access to hosted clusters: one Role in the namespace of each control plane."""
+    """Build the access to hosted clusters: Roles in the namespaces of control planes and pools."""
     account: decode.Json = {"kind": "ServiceAccount", "name": NAME, "namespace": options.namespace}
-    name, found = f"{NAME}-hosted", []
+    owns, roles = "nodepools" in options.controllers, []
     for namespace, infra_id in options.control_planes.items():
-        rules = permissions.build_hosted_rules(infra_id)
-        found.append(_build_role("Role", name, namespace, rules))
-        found.append(_build_binding("RoleBinding", name, namespace, account))
-    return found
+        rules = permissions.build_hosted_rules(infra_id) if "hosted" in options.controllers else []
+        rules += permissions.build_rules([permissions.OWNING_VERBS] if owns else [])
+        roles.append((f"{NAME}-hosted", namespace, rules))
+    for namespace in options.node_pool_namespaces if owns else ():
+        rules = permissions.build_rules([permissions.NODE_POOL_VERBS])
+        roles.append((f"{NAME}-nodepools", namespace, rules))
+    return [
+        document
+        for name, namespace, rules in roles
+        for document in (
+            _build_role("Role", name, namespace, rules),
+            _build_binding("RoleBinding", name, namespace, account),
+        )
+    ]
 
 
 def _build_kubelet_config_access(account: decode.Json) -> list[decode.Json]:
@@ -351,6 +365,7 @@ def _build_container(options: InstallOptions) -> decode.Json:
             *options.list_annotation_arguments(),
             *([f"--web=127.0.0.1:{WEB_PORT}"] if options.has_web_page else []),
             *_build_job_arguments(options),
+            *options.owning_arguments,
             *_build_approval_arguments(options),
             *(
                 [f"--signing-key={_KEY_DIRECTORY}/{SIGNING_KEY}"]

@@ -19,8 +19,11 @@ _SAME_NAME = (
     "build-namespace",
     "build-storage",
     "builder-image",
+    "ignition-ca",
+    "ignition-url",
     "image-annotation",
     "registry-needs-cluster",
+    "scope",
     "serve-namespace",
     "tokens",
 )

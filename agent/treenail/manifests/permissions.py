@@ -37,6 +37,7 @@ def _grant(verbs: tuple[str, ...], *kinds: resources.Resource) -> Verbs:
     return {f"{kind.plural}.{kind.group}": verbs for kind in kinds}
 
 
+_MACHINE_OWNERS = (resources.MACHINEDEPLOYMENTS, resources.MACHINESETS)
 CONTROLLER_VERBS: Mapping[str, Verbs] = {
     "render": {
         f"machineconfigs.{GROUP}": ("create", "delete", "get", *_WATCH_VERBS),
@@ -135,9 +136,16 @@ CONTROLLER_VERBS: Mapping[str, Verbs] = {
         f"rolloutpolicies.{resources.ROLLOUTPOLICIES.group}": _WATCH_VERBS,
         f"rolloutpolicies/status.{resources.ROLLOUTPOLICIES.group}": ("patch",),
     },
+    # The rest is in the namespaces of control planes and of NodePools.
+    "nodepools": {
+        **EVENT_VERBS,
+        **_grant(_WATCH_VERBS, resources.NODEPOOLS, resources.HOSTEDCLUSTERS),
+        **_grant(_WATCH_VERBS, resources.HOSTEDCONTROLPLANES, resources.MACHINES),
+        **_grant(_WATCH_VERBS, *_MACHINE_OWNERS, resources.MACHINEHEALTHCHECKS),
+    },
 }
 
-_OPTIONAL_CONTROLLERS = ("approve", "build", "install", "generate", "hosted")
+_OPTIONAL_CONTROLLERS = ("approve", "build", "install", "generate", "hosted", "nodepools")
 DEFAULT_CONTROLLERS = tuple(name for name in CONTROLLER_VERBS if name not in _OPTIONAL_CONTROLLERS)
 """Controllers of a cluster without image builds, new machines and an installation in image mode."""
 
@@ -164,6 +172,24 @@ def build_hosted_rules(infra_id: str) -> list[Json]:
         *build_named_rules({"configmaps": component_names.HOSTED_ROLLOUTS}, ("get", "patch")),
         {**_build_rule("secrets", ["get"]), "resourceNames": secrets},
     ]
+
+
+OWNING_VERBS: Verbs = {
+    **_grant(("create", "delete", "get", "patch"), *_MACHINE_OWNERS),
+    **_grant(("create", "delete", "get"), resources.MACHINEHEALTHCHECKS),
+    "*.infrastructure.cluster.x-k8s.io": ("get",),
+    "configmaps": ("get", "list"),
+    "secrets": ("create", "delete", "get", "list", "update"),
+}
+"""Verbs of nodepools in the namespace of a control plane; its Secrets have names with hashes."""
+
+NODE_POOL_VERBS: Verbs = {
+    f"nodepools.{resources.NODEPOOLS.group}": ("patch",),
+    f"nodepools/status.{resources.NODEPOOLS.group}": ("patch",),
+    "configmaps": ("get", "list"),
+    "secrets": ("get",),
+}
+"""Verbs of nodepools in a namespace of NodePools; users choose the names of what a pool uses."""
 
 
 SERVER_VERBS: Verbs = {

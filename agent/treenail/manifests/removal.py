@@ -72,7 +72,9 @@ class FoundObject:
 def build_all_manifests() -> list[decode.Json]:
     """Build the manifests of every option, in the default namespaces."""
     options = installation.InstallOptions(
-        tuple(permissions.CONTROLLER_VERBS), control_planes={NAMESPACE: ""}
+        tuple(permissions.CONTROLLER_VERBS),
+        control_planes={NAMESPACE: ""},
+        node_pool_namespaces=(NAMESPACE,),
     )
     return [
         *installation.build_documents(options),

@@ -4,13 +4,15 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from treenail.api import annotations as key
 from treenail.api import documents, object_meta
 from treenail.api.component_names import PART_OF_LABELS
+from treenail.api.hosted import annotations as hosted_key
 from treenail.cli import argument_parser, terminal
 from treenail.cli.controller import connect, serve
-from treenail.cli.controller.run import build, controllers
+from treenail.cli.controller.run import build, controllers, hosted, nodepools
 from treenail.errors import TreenailError, UsageError
 from treenail.kube import api_client, resources
 from treenail.manifests import (
@@ -25,6 +27,9 @@ from treenail.manifests import (
 _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
 SERVE = installed_options.SERVE
+_HOSTED_PARTS = ("hosted", "nodepools", "hosted,nodepools")
+_PARTIAL_SCHEMA = key.OWN_PREFIX + "partial-schema"
+"""Annotation of the definitions that are printed with ``--hosted``."""
 _MONITORING_NAMESPACE = "monitoring"
 """Where kube-prometheus installs Prometheus."""
 _NETWORKPOLICIES = resources.Resource(
@@ -59,6 +64,10 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             (
                 "permit the controller hosted to work for one hosted cluster",
                 "treenail-controller manifests --only hosted --control-plane clusters-example",
+            ),
+            (
+                "own the NodePools of hosted clusters",
+                "treenail-controller manifests --enable hosted,nodepools --ignition-url https://…",
             ),
             (
                 "permit agents to work under the Machine Config Operator",
@@ -125,10 +134,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )  # fmt: skip
     parser.add_argument(
         "--only",
-        choices=("agent", "hosted", SERVE),
+        choices=("agent", *_HOSTED_PARTS, SERVE),
         help="print only the permissions and the admission policy of agents, for a cluster that "
-        "the Machine Config Operator controls, or only those for hosted clusters, or only the "
-        f"Ignition server of hosted clusters, {SERVE} --hosted (default: everything)",
+        "the Machine Config Operator controls, or only those of these controllers for hosted "
+        f"clusters, or only the Ignition server of hosted clusters, {SERVE} --hosted (default: "
+        "everything)",
     )
     parser.add_argument(
         "--control-plane",
@@ -136,10 +146,22 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default=[],
         type=_parse_control_plane,
         metavar="NAMESPACE[,INFRA-ID]",
-        help=f"permit the controller hosted, or with --only {SERVE} the Ignition server, to work "
-        "in this namespace of a HostedControlPlane; with "
-        "its infrastructure ID also to read the kubeconfig of Cluster API; repeatable",
+        help="permit the controllers hosted and nodepools, or with --only "
+        f"{SERVE} the Ignition server, to work in this namespace of a control plane; with its "
+        "infrastructure ID hosted also reads the kubeconfig of Cluster API; repeatable",
     )
+    parser.add_argument(
+        "--node-pools", action="append", default=[], type=connect.parse_namespace,
+        metavar="NAMESPACE",
+        help="permit the controller nodepools to work in this namespace of NodePools; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hosted", action="store_true",
+        help="print also small definitions of NodePool and HostedCluster, unless the cluster has "
+        "those of HyperShift",
+    )  # fmt: skip
+    hosted.add_arguments(parser)
+    nodepools.add_arguments(parser)
     parser.add_argument(
         "--monitoring",
         action="store_true",
@@ -354,19 +376,48 @@ def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) ->
             f"cannot use --only {SERVE} without --control-plane: the server reads Secrets there",
             remedy="name the namespace of each control plane: --control-plane NAMESPACE",
         )
-    if arguments.control_plane and {"hosted", SERVE}.isdisjoint(
-        (arguments.only, *arguments.enable)
-    ):
+    parts = arguments.only.split(",") if arguments.only else arguments.enable
+    if arguments.control_plane and {"hosted", "nodepools", SERVE}.isdisjoint(parts):
         raise UsageError(
             "cannot use --control-plane without the controller hosted",
             remedy="add hosted to --enable, or use --only hosted",
         )
+    if arguments.node_pools and "nodepools" not in parts:
+        raise UsageError(
+            "cannot use --node-pools without the controller nodepools",
+            remedy="add nodepools to --enable, or use --only hosted,nodepools",
+        )
+    if "nodepools" in parts and not arguments.only:
+        nodepools.check_arguments(arguments, "--enable")
     if SERVE not in arguments.enable or arguments.only:
         _check_no_server_arguments(arguments)
     if arguments.only and arguments.monitoring:
         raise UsageError("cannot use --monitoring with --only: agents have no Service")
     if arguments.only and arguments.metrics_from is not None:
         raise UsageError("cannot use --metrics-from with --only: agents have no NetworkPolicy")
+
+
+def _list_owning_arguments(arguments: argparse.Namespace) -> list[str]:
+    if "nodepools" not in arguments.enable:
+        return []
+    found = {name: getattr(arguments, name) for name in ("scope", "ignition_url", "ignition_ca")}
+    found = {name: text for name, text in found.items() if text != hosted_key.OWN_SCOPE}
+    return [f"--{name.replace('_', '-')}={text}" for name, text in found.items() if text]
+
+
+def _load_hosted_kinds(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """Return the definitions that may be applied; raise `TreenailError` without the cluster.
+
+    Applying them over those of HyperShift would remove fields of its objects.
+    """
+    with connect.connect_cluster(arguments) as client:
+        found = []
+        for document in installation.load_crds("crds/hosted"):
+            name = object_meta.read_metadata(document).name
+            present = client.find(resources.CUSTOMRESOURCEDEFINITIONS, name)
+            if _PARTIAL_SCHEMA in object_meta.read_metadata(present or document).annotations:
+                found.append(document)
+        return found
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
@@ -389,15 +440,20 @@ def print_manifests(arguments: argparse.Namespace) -> int:
         image_annotation=key.PREFIX + arguments.image_annotation,
         serve_namespace=serve_namespace if serve_namespace != ignition_server.NAME else "",
         control_planes=dict(arguments.control_plane),
+        node_pool_namespaces=arguments.node_pools,
+        owning_arguments=_list_owning_arguments(arguments),
     )
     if arguments.only == "agent":
         objects = installation.build_node_access()
-    elif arguments.only == "hosted":
-        objects = installation.build_hosted_access(options)
     elif arguments.only == SERVE:
         objects = ignition_server.build_hosted_documents(options)
+    elif arguments.only:
+        parts = tuple(arguments.only.split(","))
+        objects = installation.build_hosted_access(replace(options, controllers=parts))
     else:
         objects = installation.build_documents(options)
+    if arguments.hosted:
+        objects = [*_load_hosted_kinds(arguments), *objects]
     if SERVE in arguments.enable and arguments.only is None:
         server = ignition_server.ServerOptions(
             arguments.tokens or ignition_server.ServerOptions().tokens,
