@@ -16,6 +16,7 @@ from treenail.api import node as node_api
 from treenail.api import object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted.owning import conditions as owned_conditions
 from treenail.controllers.hosted.status import facts
 from treenail.encoding import codec
 
@@ -71,6 +72,13 @@ _STEPS = {
     "WaitsForDeletion": "run: {plane} delete machine {name}",
 }
 """The next step of each kind of cause; the names in it are quoted for a shell."""
+_OWNED_STEPS = {
+    "ManagedElsewhere": "restrict it to its own scope, then remove annotation "
+    "hypershift.openshift.io/scope from hostedcluster {cluster}, and set it again",
+    "NodeDegraded": "correct the config or the node; a new config goes to degraded nodes first",
+    "PayloadMissing": "run: kubectl -n treenail logs deployment/treenail-controller",
+}
+"""The same for pools that treenail owns, where it differs."""
 _VALID_STEP = "run: {home} describe nodepool {pool}"
 _PROGRESS = frozenset({"Updating", "ConfigUpdatePending", "UpgradeStopped"})
 """Kinds without a next step."""
@@ -120,6 +128,7 @@ class _Finder:
         self._cluster = pool_facts.cluster
         self._template = pool_facts.template
         self._now = now
+        self._is_owned = pool_facts.owner == "treenail"
         home = f"kubectl -n {quote(self._pool.namespace)}"
         pool, cluster = quote(self._pool.name), quote(self._pool.cluster_name)
         self._words = {
@@ -135,6 +144,17 @@ class _Finder:
         self._needs_payload = bool(starting) or (self._pool.is_in_place and is_changing)
 
     def find(self) -> Iterator[Cause]:
+        if (
+            self._is_owned
+            and self._cluster
+            and (
+                other := owned_conditions.find_other_manager(
+                    self._pool.metadata, self._cluster.metadata
+                )
+            )
+        ):
+            text = f"{other} wrote the status, so that treenail changes nothing"
+            yield self._make("ManagedElsewhere", text)
         yield from self._find_pauses()
         yield from self._find_cluster_problem()
         yield from self._find_missing_core_config()
@@ -154,7 +174,8 @@ class _Finder:
     ) -> Cause:
         """Make a cause with the next step of its kind; ``names`` are words of the step."""
         words = {name: quote(word) for name, word in names.items()}
-        template = _STEPS.get(kind, "" if kind in _PROGRESS else _VALID_STEP)
+        steps = _STEPS | _OWNED_STEPS if self._is_owned else _STEPS
+        template = steps.get(kind, "" if kind in _PROGRESS else _VALID_STEP)
         step = template.format_map(self._words | words)
         since = "" if clocks.parse_rfc3339(since) is None else since
         return Cause(_bound(kind), _bound(text.rstrip(": ")), since, step, is_blocking)
@@ -179,7 +200,7 @@ class _Finder:
                 since = active.last_transition_time if active and active.status == "False" else ""
                 yield self._make("Paused", text, since, owner=kind, name=owner.name)
             elif not nodepool.is_valid_pause(owner.paused_until):
-                text += ", which HyperShift ignores: it is no RFC 3339 time"
+                text += f", which {self._facts.owner} ignores: it is no RFC 3339 time"
                 names = {"owner": kind, "name": owner.name}
                 yield self._make("InvalidPause", text, "", is_blocking=False, **names)
 
@@ -233,7 +254,8 @@ class _Finder:
         if pending is not None and pending.status == "True":
             text, since = _say(pending), pending.last_transition_time
             yield self._make(pending.type, text, since, is_blocking=False)
-        if self._pool.replicas is not None and self._pool.autoscaling is not None:
+        has_both = self._pool.replicas is not None and self._pool.autoscaling is not None
+        if has_both and not self._is_owned:
             text = "spec.replicas and spec.autoScaling are set; HyperShift ignores the replicas"
             yield self._make("ReplicasAndAutoscaling", text, is_blocking=False)
 
@@ -254,10 +276,12 @@ class _Finder:
         elif stopped and not match:
             yield self._make("UpgradeStopped", stopped, since)
         for name, reason in [*degraded.items()][:_MAX_NAMED]:
-            text = f"node {name} is degraded, so that HyperShift updates no node: {reason}"
+            text = f"node {name} is degraded, so that {self._facts.owner} updates no node: "
+            text += reason
             yield self._make("NodeDegraded", text, since, name=name)
         if drained := [name for name, node in nodes if _is_drained(node)]:
-            text = f"{_name_all('node', drained)} drained; HyperShift has no time limit for this"
+            text = f"{_name_all('node', drained)} drained"
+            text += "" if self._is_owned else "; HyperShift has no time limit for this"
             yield self._make("NodeDraining", text, is_blocking=False)
 
     def _find_token_problem(self) -> Iterator[Cause]:
@@ -334,7 +358,8 @@ class _Finder:
         """Say what a rollout waits for that no object reports as a problem."""
         wanted, template = self._facts.wanted_hash, self._template
         if template is None and self._cluster and not self._facts.unread:
-            yield self._make("Updating", "HyperShift has made no machines yet", is_blocking=False)
+            text = f"{self._facts.owner} has made no machines yet"
+            yield self._make("Updating", text, is_blocking=False)
         if not wanted or wanted == self._facts.current_hash or template is None:
             return
         since = self._find_transition(lambda each: each.status == "True")
@@ -343,7 +368,7 @@ class _Finder:
         kind, text = "Updating", f"{_name_all('machine', old)} old" if old else ""
         if isinstance(template, clusterapi.MachineSet):
             text = template.metadata.annotations.get(hosted_key.UPGRADE_RUNNING, "")
-            if template.max_unavailable.startswith("-"):
+            if template.max_unavailable.startswith("-") and not self._is_owned:
                 kind = "NoNodeSelected"
                 text = "HyperShift selects no node, because maxUnavailable is negative"
         elif template.strategy == "OnDelete" and old:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from treenail.api import node, object_meta
+from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 
 
@@ -66,17 +67,26 @@ class PoolFacts:
 
     @property
     def wanted_hash(self) -> str:
-        """Hash that HyperShift works towards; empty before it made its first template."""
+        """Hash that the owner works towards; empty before it made its first template."""
         if isinstance(self.template, clusterapi.MachineSet):
-            return self.template.target_hash
+            notes = self.template.metadata.annotations
+            return notes.get(hosted_key.TARGET_CONFIG, self.template.target_hash)
         return self.pool.read_secret_hash(self.template.data_secret) if self.template else ""
 
     @property
     def current_hash(self) -> str:
         """Hash that all nodes have; empty before the first nodes exist."""
         if isinstance(self.template, clusterapi.MachineSet):
-            return self.template.current_hash
+            notes = self.template.metadata.annotations
+            return notes.get(hosted_key.UPDATED_CONFIG, self.template.current_hash)
         return self.pool.current_hash
+
+    @property
+    def owner(self) -> str:
+        """The program that owns the NodePool: HyperShift, or treenail's controller."""
+        notes = self.template.metadata.annotations if self.template else {}
+        is_scoped = self.cluster is not None and self.cluster.scope == hosted_key.OWN_SCOPE
+        return "treenail" if is_scoped or hosted_key.ROLLOUT_CONFIG in notes else "HyperShift"
 
     @property
     def wanted_version(self) -> str:

@@ -205,7 +205,8 @@ class _SnapshotReader:
     def _add_secrets(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
         """Return the facts with those of the Secrets, whose contents do not leave this method."""
         pool, namespace = pool_facts.pool, pool_facts.control_plane
-        if not namespace or not pool_facts.wanted_hash:
+        # treenail names token Secrets otherwise, and conditions say what is wrong with them.
+        if not namespace or not pool_facts.wanted_hash or pool_facts.owner == "treenail":
             return pool_facts
         name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}"
         copies = {}
