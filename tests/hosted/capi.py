@@ -22,7 +22,7 @@ from tests.realcluster import find_ports
 from tests.waiting import wait_until
 from treenail.api.hosted import annotations as hosted_key
 from treenail.clocks import format_rfc3339
-from treenail.errors import NotFoundError
+from treenail.errors import NotFoundError, TooManyRequestsError
 from treenail.kube.informer import Informer
 from treenail.kube.resources import (
     CUSTOMRESOURCEDEFINITIONS,
@@ -84,7 +84,7 @@ def is_served(clusters: HostedClusters, kind: Json) -> bool:
     version = next(each["name"] for each in spec["versions"] if each["storage"])
     try:
         clusters.management.read_path(f"/apis/{spec['group']}/{version}/{spec['names']['plural']}")
-    except NotFoundError:
+    except (NotFoundError, TooManyRequestsError):  # its storage is initialized
         return False
     return True
 
