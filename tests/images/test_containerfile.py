@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CONTAINERFILE = (ROOT / "Containerfile").read_text()
 FINISH = (ROOT / "tools/finish_layer").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BUILT_BY_NAME = {"rpm", "controller", "agent", "layer", "layer-tree"}
+BUILT_BY_NAME = {"rpm", "controller", "agent", "hosted", "layer", "layer-tree"}
 
 
 def split_stages() -> dict[str, str]:

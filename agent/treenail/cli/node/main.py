@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_command_line(arguments: list[str] | None) -> int:
-    parsed = create_parser().parse_command_line(arguments)
+    parsed = create_parser().parse_command_line(arguments or adapt_arguments(sys.argv))
     try:
         return _load_command(parsed.module)(parsed)
     except errors.UsageError as error:
@@ -40,6 +40,12 @@ def _run_command_line(arguments: list[str] | None) -> int:
         )
     except KeyboardInterrupt:
         return output.EXIT_INTERRUPTED
+
+
+def adapt_arguments(argv: list[str]) -> list[str]:
+    """Return the arguments of this program, also if HyperShift's upgrader runs it."""
+    is_daemon = Path(argv[0]).name == "machine-config-daemon" and argv[1:2] == ["start"]
+    return ["hosted", *argv[2:]] if is_daemon else argv[1:]
 
 
 def _load_command(module: str) -> Command:
@@ -98,6 +104,7 @@ def create_parser() -> CommandParser:
         _add_collect,
         _add_handback,
         _add_once,
+        _add_hosted,
     ):
         add(commands)
     return parser
@@ -147,6 +154,7 @@ def _add_run(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         metavar="FILE",
         help="connect to the API server with this kubeconfig (default: the setting kubeconfig)",
     )
+    run.add_argument("--until-done", action="store_true", help=argparse.SUPPRESS)
     run.add_argument(
         "--pinned-images",
         dest="module",
@@ -403,6 +411,27 @@ def _add_once(commands: "argparse._SubParsersAction[CommandParser]") -> None:
         "(implied by a root other than /)",
     )
     _add_json(once)
+
+
+def _add_hosted(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    hosted = _add_command(
+        commands,
+        "hosted",
+        summary="run the agent on a hosted node whose image has no treenail",
+        description="Copy the agent to the host of this privileged pod, start it there as a unit, "
+        "and follow it until it has updated the node and removed itself. A program that is called "
+        "machine-config-daemon does the same with the arguments of HyperShift's upgrader.",
+        examples=[("update the node of this pod", "treenail hosted --node-name n1")],
+    )
+    hosted.set_defaults(module="treenail.daemon.upgrade_pod")
+    add = hosted.add_argument
+    add("--root-mount", metavar="DIR", default="/rootfs", help="root of the host")
+    add("--node-name", metavar="NAME", required=True, help="name of the Node")
+    kubelet = "/var/lib/kubelet/kubeconfig"
+    add("--kubeconfig", metavar="FILE", default=kubelet, help=f"on the host (default: {kubelet})")
+    add("--mode", metavar="JSON", help="hosted.json (default: by the namespace, POOL-upgrade)")
+    # The agent reads the ConfigMap from the API server, with one request.
+    add("--desired-configmap", help=argparse.SUPPRESS)
 
 
 def _add_agent_options(parser: argparse.ArgumentParser) -> None:

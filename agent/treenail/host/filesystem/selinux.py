@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable
 from functools import cache
@@ -136,6 +137,19 @@ def load_policy(root: Root) -> SelinuxPolicy | None:
     if library is None:
         return None
     return SelinuxPolicy(root, library, Path(os.fsdecode(library.selinux_file_context_path())))
+
+
+def load_host_policy(root: Root) -> SelinuxPolicy | None:
+    """Load the policy of a host from a container that has the host below a root.
+
+    None without SELinux. Raises `OSError` without libselinux in the container.
+    """
+    config = root.resolve_path("/etc/selinux/config")
+    if not (config.exists() and root.resolve_path(_ENFORCE_FILE).exists()):
+        return None
+    kind = re.search(r"^SELINUXTYPE=(\S+)", config.read_text("utf-8"), re.MULTILINE)
+    contexts = f"/etc/selinux/{kind[1] if kind else 'targeted'}/contexts/files/file_contexts"
+    return SelinuxPolicy(root, load_library(), root.resolve_path(contexts))
 
 
 @cache
