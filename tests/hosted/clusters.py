@@ -28,6 +28,7 @@ from treenail_lab.apiserver.serving.server import LabServer
 RELEASE_VERSION = "4.22.1"
 WORKLOADS = "default"
 """The namespace of the pods that drains evict."""
+_EMPTY_PAYLOAD = base64.b64encode(gzip.compress(b'{"ignition": {"version": "3.4.0"}}'))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,22 @@ class InPlacePool:
 
     def add_node(self, node: str, value: str) -> None:
         """Create the Machine and the Node of a machine that was provisioned at a hash."""
+        notes, labels = self.describe_node(node)
+        self._clusters.guest.create(
+            NODES, make_object(NODES, node, annotations=notes, labels=labels)
+        )
+        self.add_machine(node, value)
+
+    def describe_node(self, node: str) -> tuple[Json, Json]:
+        """Return the annotations and labels of the Node of a machine."""
+        notes = {
+            "cluster.x-k8s.io/machine": node,
+            "cluster.x-k8s.io/cluster-namespace": hosted.CONTROL_PLANE,
+        }
+        return notes, {hosted_key.NODE_POOL: self.name, "kubernetes.io/hostname": node}
+
+    def add_machine(self, node: str, value: str) -> None:
+        """Create the Machine of a Node that exists: the upgrader fails without the Node."""
         reference: Json = {
             "apiVersion": MACHINESETS.api_version,
             "kind": "MachineSet",
@@ -97,15 +114,6 @@ class InPlacePool:
         machine = hosted.make_machine(
             node, self.name, value, labels={self.name: self.name}, ownerReferences=[reference]
         )
-        notes = {
-            "cluster.x-k8s.io/machine": node,
-            "cluster.x-k8s.io/cluster-namespace": hosted.CONTROL_PLANE,
-        }
-        labels = {hosted_key.NODE_POOL: self.name, "kubernetes.io/hostname": node}
-        self._clusters.guest.create(
-            NODES, make_object(NODES, node, annotations=notes, labels=labels)
-        )
-        # The upgrader fails as long as the Node of a Machine does not exist.
         hosted.add_object(self._clusters.management, MACHINES, machine)
 
     def add_workload(self, node: str) -> str:
@@ -117,9 +125,10 @@ class InPlacePool:
         self._clusters.guest.create(PODS, pod, namespace=WORKLOADS)
         return name
 
-    def set_target(self, value: str, *, limit: str | None = None) -> None:
+    def set_target(
+        self, value: str, *, limit: str | None = None, payload: bytes = _EMPTY_PAYLOAD
+    ) -> None:
         """Begin an update, as the NodePool controller and the Ignition server do."""
-        payload = base64.b64encode(gzip.compress(b'{"ignition": {"version": "3.4.0"}}'))
         data = {"payload": payload, "release-version": RELEASE_VERSION.encode()}
         secret = hosted.make_secret(
             f"token-{self.name}-{value}",

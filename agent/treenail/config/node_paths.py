@@ -13,6 +13,7 @@ KUBELET_CA = "/etc/kubernetes/kubelet-ca.crt"
 CLOUD_CA = "/etc/kubernetes/static-pod-resources/configmaps/cloud-config/ca-bundle.pem"
 USER_CA_BUNDLE = "/etc/pki/ca-trust/source/anchors/openshift-config-user-ca-bundle.crt"
 REGISTRY_CAS = "/etc/docker/certs.d"
+PULL_SECRET = "/var/lib/kubelet/config.json"  # noqa: S105  # a path
 REGISTRY_PULL_SECRET = "/etc/mco/internal-registry-pull-secret.json"  # noqa: S105  # a path
 KUBECONFIG = "/etc/kubernetes/kubeconfig"
 """The bootstrap kubeconfig, with which any machine could join the cluster as a node."""
@@ -84,8 +85,12 @@ def is_read_only(path: str) -> bool:
 
 
 def should_outlive_config(path: str) -> bool:
-    """Return whether the file stays when a config drops it: trusted CA certificates do."""
-    return path in (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE) or path.startswith(REGISTRY_CAS + "/")
+    """Return whether the file stays when a config drops it.
+
+    Trusted CA certificates do, and the kubelet's pull secret, which another program may then write.
+    """
+    stays = (KUBELET_CA, CLOUD_CA, USER_CA_BUNDLE, PULL_SECRET)
+    return path in stays or path.startswith(REGISTRY_CAS + "/")
 
 
 _LOGIN_PATHS = (

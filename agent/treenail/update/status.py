@@ -184,7 +184,7 @@ def format_reason(failure: errors.TreenailError) -> str:
 def _compute_annotations(
     facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
 ) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {key.STATE: _choose_state(decision, failure)}
+    changes: dict[str, str | None] = {key.STATE: _choose_state(facts, decision, failure)}
     # The Machine Config Daemon shows a reboot only here; its state annotation stays Working.
     is_rebooting = isinstance(decision, actions.RebootAction | actions.RollBackAction) or (
         isinstance(decision, actions.VerifyAction) and not _is_live(facts.record.update)
@@ -221,10 +221,15 @@ def _compute_staged_annotations(
     return {key.PRESTAGED: image, key.PRESTAGE_ERROR: None}
 
 
-def _choose_state(decision: actions.Decision, failure: errors.TreenailError | None) -> str | None:
+def _choose_state(
+    facts: node_state.Facts, decision: actions.Decision, failure: errors.TreenailError | None
+) -> str | None:
     if failure is not None:
         return failure.node_state or NodeState.DEGRADED
-    if isinstance(decision, actions.IdleAction):
+    update = facts.record.update
+    # As HyperShift's daemon: Done, the new config and the uncordon request are one write.
+    is_reached = update is not None and update.phase is ledger_record.Phase.UNCORDONING
+    if isinstance(decision, actions.IdleAction) or (facts.is_hosted and is_reached):
         return NodeState.DONE
     return NodeState.WORKING
 

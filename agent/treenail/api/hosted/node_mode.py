@@ -11,17 +11,21 @@ from treenail.api.hosted import annotations as hosted_key
 from treenail.encoding import codec
 
 PATH = "/etc/treenail/hosted.json"
+INSTALLED_PATH = "/var/lib/treenail/hosted/mode.json"
+"""The same for an agent that an upgrade pod installed; it has precedence."""
 CONFIG_KEY, HASH_KEY = "config", "hash"
 """Keys of the ConfigMap: gzip and base64 of an Ignition config, and the hash that names it."""
 MODE_KEY, REFRESH = "mode", "refresh"
 """A third key, and its value where the agent may neither drain nor reboot; else it is missing."""
 NAMESPACE_PREFIX = "treenail-upgrade-"
+EXIT_DONE = 6
+"""Exit code of an agent that an upgrade pod installed, and that has nothing left to do."""
 _NAMESPACE_LIMIT = 63
 
 
 @dataclass(frozen=True, slots=True)
 class HostedMode(codec.JsonObject, is_strict=True):
-    """What an agent must know of its NodePool. An unknown field is an error."""
+    """The settings of the agent of a hosted node. An unknown field is an error."""
 
     node_pool: codec.NonEmptyText
     """Name of the NodePool."""

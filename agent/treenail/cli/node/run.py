@@ -8,20 +8,24 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
 from treenail import clocks, errors, memory
 from treenail import log as journal
 from treenail.api import annotations as key
 from treenail.api.annotations import NodeState
 from treenail.api.controllerconfig import NAME as CONTROLLER_CONFIG
+from treenail.api.hosted import node_mode
 from treenail.cli.node import backend, local_machine, run_probes
 from treenail.cli.output import EXIT_UNMANAGEABLE
 from treenail.config import node_paths
 from treenail.daemon import agent_settings
 from treenail.daemon.cluster import (
     controller_config,
+    hosted_client,
     node_client,
     node_identity,
     pull_secrets,
@@ -48,6 +52,8 @@ from treenail.kube import api_client, event_recorder, resources
 from treenail.kube.transport import native
 from treenail.kube.watch import ResourceWatch, WatchScope
 from treenail.log import MessageId
+from treenail.update.drift.drift_policy import DriftReaction
+from treenail.update.state import ledger_record
 from treenail.update.status import format_reason
 
 log = logging.getLogger(__name__)
@@ -117,7 +123,7 @@ def _run_agent(arguments: argparse.Namespace, bus_process: BusProcess) -> int:
         return _report_unmanaged_host(machine)
     with machine.ledger.hold_lock():
         exit_code = run_agents(inputs, bus, machine.ledger, bus_process)
-        if exit_code == 0:
+        if exit_code in (0, node_mode.EXIT_DONE):
             crash_counter.record_clean_stop(machine.crash_record)
         return exit_code
 
@@ -145,16 +151,23 @@ class AgentInputs:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
+        self.is_until_done: bool = getattr(arguments, "until_done", False)
         self.settings = local_machine.load_agent_settings(arguments)
         self._root = Root(self.settings.root)
         self.access = node_identity.read_access(self.settings, self._root)
+        self.hosted = hosted_client.read_mode(self._root)
         self._problem = ""
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The files to watch, below the root."""
         certificate = self.access.connection.certificate if self.access.connection else b""
-        files = (self._arguments.config or agent_settings.SETTINGS_FILE, self.settings.kubeconfig)
+        files = (
+            self._arguments.config or agent_settings.SETTINGS_FILE,
+            self.settings.kubeconfig,
+            node_mode.PATH,
+            node_mode.INSTALLED_PATH,
+        )
         return (*files, certificate) if certificate and isinstance(certificate, str) else files
 
     def reload(self) -> bool:
@@ -162,10 +175,11 @@ class AgentInputs:
 
         What cannot be read changes nothing: the last good settings and the last name stay.
         """
-        before, problem = (self.settings, self.access), ""
+        before, problem = (self.settings, self.access, self.hosted), ""
         try:
             settings = local_machine.load_agent_settings(self._arguments)
             self.settings = replace(settings, root=self.settings.root)
+            self.hosted = hosted_client.read_mode(self._root)
         except errors.TreenailError as error:
             problem = f"keeping the last settings: {format_reason(error)}"
         access = node_identity.read_access(self.settings, self._root)
@@ -176,7 +190,7 @@ class AgentInputs:
         if problem not in ("", self._problem):
             log.error("%s", problem)
         self._problem = problem
-        return before != (self.settings, self.access)
+        return before != (self.settings, self.access, self.hosted)
 
 
 def run_agents(
@@ -272,6 +286,14 @@ def _create_transport(
     return native.HttpTransport(access.connection, clock)
 
 
+def is_update_over(annotations: Mapping[str, str]) -> bool:
+    """Return whether the in-place upgrader deletes the pod of a node with these annotations."""
+    requested, applied = map(annotations.get, (key.DESIRED_DRAIN, key.LAST_APPLIED_DRAIN))
+    current, desired = map(annotations.get, (key.CURRENT_CONFIG, key.DESIRED_CONFIG))
+    is_done = annotations.get(key.STATE) == NodeState.DONE
+    return is_done and bool(current) and current == desired and requested == applied
+
+
 _PINNED_UNIT = "treenail-pinned-images.service"
 _NAME_POLL_S = 1.0
 """How often an agent whose Node is uncertain reads the host name again."""
@@ -309,13 +331,8 @@ class Agent:
         )
         self._transport = _create_transport(inputs.access, clock)
         client = api_client.Client(self._transport, limit_s=settings.limits.call_s)
-        self._node_client = node_client.NodeClient(
-            client,
-            event_recorder.EventRecorder(client, "treenail", identity.name, clock),
-            node_name=identity.name,
-            clock=clock,
-            on_change=lambda: self._wakeup.notify("the Node changed"),
-        )
+        self._ledger = ledger
+        self._node_client = self._create_node_client(client)
         self._credential_watcher = self._create_path_watcher("credentials changed")
         self._path_watcher = self._create_path_watcher("files changed")
         self._input_watcher = self._create_path_watcher("settings or kubeconfig changed")
@@ -329,7 +346,7 @@ class Agent:
         )
         self._node_watch = self._create_node_watch(client)
         self._controller_config_watch = self._create_controller_config_watch(client)
-        self._loop = self._create_loop(self._create_interfaces(ledger))
+        self._loop = self._create_loop(self._create_interfaces())
 
     def run(self) -> int:
         """Watch and reconcile until a signal or new inputs; finish the step in progress first.
@@ -350,7 +367,7 @@ class Agent:
         self._loop.finish_boot()
         workers = (
             self._node_watch,
-            self._controller_config_watch,
+            *(() if self._inputs.hosted else (self._controller_config_watch,)),
             self._credential_watcher,
             self._path_watcher,
             self._input_watcher,
@@ -378,6 +395,27 @@ class Agent:
     def _create_path_watcher(self, event: str) -> path_watcher.PathWatcher:
         return path_watcher.PathWatcher(self._machine.root, lambda: self._wakeup.notify(event))
 
+    def _create_node_client(self, client: api_client.Client) -> node_client.NodeClient:
+        mode, machine, name = self._inputs.hosted, self._machine, self._identity.name
+        create: Callable[..., node_client.NodeClient] = node_client.NodeClient
+        if mode is not None:
+            log.info("hosted node of NodePool %s", mode.node_pool)
+            create = partial(
+                hosted_client.HostedClient,
+                mode=mode,
+                files=machine.files,
+                read_applied=lambda: (
+                    ledger_record.from_json(self._ledger.read_document()).current.config
+                ),
+            )
+        return create(
+            client,
+            event_recorder.EventRecorder(client, "treenail", name, machine.clock),
+            node_name=name,
+            clock=machine.clock,
+            on_change=lambda: self._wakeup.notify("the Node changed"),
+        )
+
     def _create_node_watch(self, client: api_client.Client) -> ResourceWatch:
         watch = ResourceWatch(
             client,
@@ -403,14 +441,17 @@ class Agent:
             on_lost=lambda error: log.info("ControllerConfig watch disconnected: %s", error),
         )
 
-    def _create_interfaces(self, ledger: Ledger) -> context.NodeInterfaces:
+    def _create_interfaces(self) -> context.NodeInterfaces:
         machine, settings = self._machine, self._settings
         choice = backend.choose_backend(settings.backend, machine.root)
         log.info("operating system back end: %s (%s)", choice.backend, choice.reason)
         self._status_file.show_backend(choice.backend, choice.reason)
         os = backend.create_operating_system(choice, machine)
         configuration = local_machine.create_configuration(machine, is_running=True)
-        configs = config_cache.ConfigCache(machine.files, self._node_client.fetch_machine_config)
+        client = self._node_client
+        configs = config_cache.ConfigCache(
+            machine.files, client.fetch_machine_config, client.find_unnamed_config
+        )
         images = image_content.DeploymentImages(machine, os)
         return context.NodeInterfaces(
             os=os,
@@ -419,21 +460,24 @@ class Agent:
             soft_reboots=machine.soft_reboot,
             pins=backend.create_pins(machine, os),
             kernel=machine.kernel,
-            ledger=ledger,
+            ledger=self._ledger,
             crash_record=machine.crash_record,
-            cluster=self._node_client,
+            cluster=client,
             pull_secrets=pull_secrets.PullSecrets(machine.root, machine.labelled_files, settings),
             bootstrap_registry=pull_secrets.BootstrapRegistryFiles(machine.files),
             certificates=self._controller_config,
             trust_store=trust_store.TrustStore(machine),
             requests=requests.RequestFile(machine.files),
-            mcd_state=mcd_state.MCDState(machine.files),
+            mcd_state=(hosted_client.HostedMCDState if self._inputs.hosted else mcd_state.MCDState)(
+                machine.files
+            ),
             configuration=configuration,
             config_cache=configs,
             drift=self._create_drift_monitor(configs, configuration, images),
             preflight=run_probes.create_preflight(machine, os, settings.preflight, choice.backend),
-            health=run_probes.create_health_checks(machine, self._node_client, settings.health),
+            health=run_probes.create_health_checks(machine, client, settings.health),
             clock=machine.clock,
+            is_hosted=self._inputs.hosted is not None,
         )
 
     def _create_drift_monitor(
@@ -443,6 +487,10 @@ class Agent:
         images: image_content.DeploymentImages,
     ) -> drift_repair.DriftMonitor:
         machine, settings = self._machine, self._settings.drift
+        if self._inputs.hosted:
+            # HyperShift's global pull secret may write it at any time.
+            rotated = (node_paths.PULL_SECRET, DriftReaction.REPORT)
+            settings = replace(settings, paths=(*settings.paths, rotated))
         return drift_repair.DriftMonitor(
             machine,
             config_cache.NodeConfigs(configs, images.read_booted),
@@ -463,7 +511,8 @@ class Agent:
                 drain_limit_s=limits.drain_s,
                 has_files_in_image=settings.image_files is agent_settings.ImageFiles.BAKED,
                 can_soft_reboot=settings.reboot is agent_settings.RebootMode.AUTO,
-                retention_s=settings.health.retention_s,
+                # No later agent would unpin the previous deployment.
+                retention_s=0.0 if self._inputs.is_until_done else settings.health.retention_s,
                 health_mode=settings.health.mode,
                 identity=self._identity,
             ),
@@ -482,6 +531,12 @@ class Agent:
     def _release_memory(self) -> None:
         """End the process that talks to D-Bus, and return the memory of the last work."""
         self._start_pinned_images()
+        node = self._node_client.get_cached_node()
+        if self._inputs.is_until_done and node is not None and is_update_over(node.annotations):
+            log.info("nothing is left to do")
+            self._exit_code = node_mode.EXIT_DONE
+            self._stop.set()
+            self._wakeup.notify("nothing is left to do")
         if not self._bus_process.is_running:
             return  # nothing was done since the last rest
         self._bus_process.close_connection()
@@ -490,6 +545,8 @@ class Agent:
 
     def _start_pinned_images(self) -> None:
         """Pull and pin images in a unit of its own, if the Node names other sets than before."""
+        if self._inputs.hosted:
+            return
         node = self._node_client.get_cached_node()
         sets = None if node is None else node.annotations.get(key.PINNED_IMAGE_SETS, "")
         if sets is None or sets == self._pinned_sets:

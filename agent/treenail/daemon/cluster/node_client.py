@@ -62,7 +62,7 @@ class NodeClient:
 
     def accept_node(self, document: Json) -> None:
         """Store our Node from the watch, and wake the loop when a decision could change."""
-        node = Node.from_json(document)
+        node = self._decode_node(document)
         before = self.get_cached_node()
         with self._lock:
             self._watched = node
@@ -84,6 +84,14 @@ class NodeClient:
                 return self._responses.find(self._name)
             return self._responses.select_latest(self._name, self._watched)
 
+    def _decode_node(self, document: Json) -> Node:
+        """Read the Node, with the annotations in the spelling of decisions."""
+        return Node.from_json(document)
+
+    def _encode_annotations(self, changes: Mapping[str, str | None]) -> Json:
+        """Return the annotations in the spelling of the Node."""
+        return dict(changes)
+
     def _begin_request(self) -> RequestToken:
         with self._lock:
             return self._responses.begin_request(self._watched)
@@ -103,7 +111,7 @@ class NodeClient:
         """
         known = self.get_cached_node()
         token = self._begin_request()
-        node = Node.from_json(self._client.get(resources.NODES, self._name))
+        node = self._decode_node(self._client.get(resources.NODES, self._name))
         self._responses.store_response(self._name, node, token)
         self._notify_of_change(known)
 
@@ -131,6 +139,10 @@ class NodeClient:
                 f"cannot read MachineConfig {name}: {error}",
                 remedy=error.remedy or "correct the MachineConfigs that it is rendered from",
             ) from error
+
+    def find_unnamed_config(self) -> machineconfig.MachineConfig | None:
+        """Return the config of a machine whose Node names none; None if there is none."""
+        return None
 
     def fetch_disruption_policy(self) -> disruptionpolicy.ClusterDisruptionPolicy:
         try:
@@ -191,11 +203,11 @@ class NodeClient:
         self, changes: Mapping[str, str | None], resource_version: str = ""
     ) -> None:
         before = self.get_cached_node()
-        metadata: Json = {"annotations": dict(changes)}
+        metadata: Json = {"annotations": self._encode_annotations(changes)}
         if resource_version:
             metadata["resourceVersion"] = resource_version
         token = self._begin_request()
-        patched = Node.from_json(
+        patched = self._decode_node(
             self._client.patch(resources.NODES, self._name, {"metadata": metadata})
         )
         self._responses.store_response(self._name, patched, token)

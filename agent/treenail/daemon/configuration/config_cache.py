@@ -36,11 +36,15 @@ class ConfigCache:
     """
 
     def __init__(
-        self, files: atomic_files.HostFiles, fetch: Callable[[str], MachineConfig]
+        self,
+        files: atomic_files.HostFiles,
+        fetch: Callable[[str], MachineConfig],
+        find_unnamed: Callable[[], MachineConfig | None] = lambda: None,
     ) -> None:
         """``fetch`` reads a config from the API server; raises `ClusterError` and `ConfigError`."""
         self._files = files
         self._fetch = fetch
+        self._find_unnamed = find_unnamed
         self._parsed: dict[str, tuple[bytes, wanted_state.ParsedConfig]] = {}
         """By name, with the digest of the content; the last used is last."""
 
@@ -59,7 +63,7 @@ class ConfigCache:
                 raise
             return cached
         content = json.dumps(config.to_json()).encode()
-        file = atomic_files.FileSpec(_cache_path(name), content, 0o600)
+        file = atomic_files.FileSpec(cache_path(name), content, 0o600)
         if not self._files.has_file(file):
             self._files.make_directory(DIRECTORY, mode=0o700)
             self._files.write_files([file])
@@ -85,7 +89,7 @@ class ConfigCache:
 
     def read_cached(self, name: str) -> wanted_state.ParsedConfig | None:
         """Read the config from the cache; None when it is missing or damaged."""
-        content = self._files.read_file(_cache_path(name), limit=_LIMIT)
+        content = self._files.read_file(cache_path(name), limit=_LIMIT)
         if content is None:
             return None
         try:
@@ -100,8 +104,9 @@ class ConfigCache:
         Also removes temporary files of an interrupted write. They may contain secrets, and the
         next write to this directory may come late.
         """
-        if not name:
-            return None
+        if not name:  # the Node of a hosted machine names none until its first update
+            unnamed = self._find_unnamed()
+            return None if unnamed is None else wanted_state.ParsedConfig(unnamed)
         if self._files.list_directory(DIRECTORY):
             self._files.remove_leftovers(DIRECTORY)
         try:
@@ -155,7 +160,8 @@ class ConfigCache:
         return known[1]
 
 
-def _cache_path(name: str) -> str:
+def cache_path(name: str) -> str:
+    """Return the path of the copy of a config."""
     return f"{DIRECTORY}/{name}{_SUFFIX}"
 
 

@@ -154,6 +154,8 @@ class ActionRunner:
         deployments = facts.deployments
         if deployments is None:
             raise AssertionError("an update was planned without reading the deployments")
+        if facts.is_hosted and not self._ledger.record.current.config:
+            self._own_origin(update.origin)
         impact = self._planner.plan_update(
             target, update.origin, deployments, writes_image_files=not facts.has_files_in_image
         )
@@ -165,6 +167,15 @@ class ActionRunner:
         )
         self._ledger.enter_phase(ledger_record.Phase.STAGING, impact=impact)
         self._interfaces.drift.remove_force_file()
+
+    def _own_origin(self, origin: ledger_record.Target) -> None:
+        """Own what another agent or the installation wrote, so that the target can remove it."""
+        try:
+            config = self._interfaces.config_cache.find_config(origin.config)
+            if config is not None:
+                self._interfaces.configuration.record_ownership(config.wanted, origin.config)
+        except errors.ConfigError as error:
+            log.warning("cannot read the config of this machine, its files stay: %s", error)
 
     def _begin_update(
         self, target: ledger_record.Target, facts: node_state.Facts

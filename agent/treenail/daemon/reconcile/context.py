@@ -44,6 +44,7 @@ class NodeInterfaces:
     preflight: PreflightChecker
     health: HealthChecker
     clock: Clock
+    is_hosted: bool = False
 
     def read_moment(self) -> Moment:
         """Read both clocks and the boot ID. Raises `HostError`."""

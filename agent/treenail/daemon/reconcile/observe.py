@@ -69,6 +69,7 @@ class Observer:
             if has_no_target
             else {},
             request=self._interfaces.requests.read_request(),
+            is_hosted=self._interfaces.is_hosted,
             has_files_in_image=self._must_have_files(observed),
             should_drain=self._should_drain and not _is_single_replica(node),
             drain_limit_s=self._drain_limit_s,
@@ -147,6 +148,8 @@ class Observer:
 
     def _must_have_files(self, node: node_state.ObservedNode | None) -> bool:
         """Return whether images must contain files: by the Node, or by the settings without it."""
+        if self._interfaces.is_hosted:
+            return False
         chosen = "" if node is None else node.image_files
         if chosen in _IMAGE_FILES:
             self._invalid_files = ""

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from treenail import errors
 from treenail.api import disruptionpolicy, machineconfig
+from treenail.api.hosted import annotations as hosted_key
 from treenail.config import image_content, reconcilable, wanted_state
 from treenail.daemon.reconcile.context import NodeInterfaces
 from treenail.update.impact import os_change
@@ -233,6 +234,7 @@ class UpdatePlanner:
             image_source=IMAGE_SOURCE if target.image else "",
         )
         computed = compute_impact(steps, impact, disruption, sources.find_cause)
+        _refuse_disruptive_refresh(new.config, computed)
         return computed, disruption
 
     def _fetch_policy(self) -> disruptionpolicy.DisruptionPolicy:
@@ -269,6 +271,17 @@ class UpdatePlanner:
         if not origin.image or is_written:
             return before
         return image_content.drop_provided(before, image_content.assume_provided(before).provided)
+
+
+def _refuse_disruptive_refresh(config: machineconfig.MachineConfig, impact: UpdateImpact) -> None:
+    if hosted_key.REFRESH not in config.metadata.annotations or not impact.needs_drain:
+        return
+    cause = f", because of {impact.reasons[0]}" if impact.reasons else ""
+    raise errors.ConfigError(
+        f"cannot refresh to {config.name}: expected a change without drain and reboot, found "
+        f"{impact.level_name}{cause}",
+        remedy="revert the change, or let a rollout make it: remove mode from the ConfigMap",
+    )
 
 
 def _refuse_missing(

@@ -247,6 +247,8 @@ class Facts:
     """A change of files was interrupted, and is neither undone nor cleaned up."""
     has_undo: bool = False
     """The update changed files and can undo that."""
+    is_hosted: bool = False
+    """HyperShift, or treenail in its place, updates the node."""
     has_files_in_image: bool = True
     """In image mode the image must contain files and units; the agent writes none of them."""
     adoption_change: deployment_change.DeploymentChange = deployment_change.NO_CHANGE
