@@ -45,7 +45,8 @@ def main(arguments: argparse.Namespace) -> int:
     bus = SystemBus(f"unix:path={root.resolve_path('/run/dbus/system_bus_socket')}")
     with Machine(root, clock=clock, bus=bus) as machine:
         options = f"--node-name {arguments.node_name} --kubeconfig {arguments.kubeconfig}"
-        mode = read_mode(arguments.mode, _POD_NAMESPACE)
+        given = arguments.mode or os.environ.get(node_mode.VARIABLE)
+        mode = read_mode(given, _POD_NAMESPACE)
         policy = selinux.load_host_policy(root)
         install_agent(machine, Path(__file__).parents[6], mode, options, policy)
         shown = ""

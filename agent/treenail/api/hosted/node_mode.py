@@ -18,6 +18,8 @@ CONFIG_KEY, HASH_KEY = "config", "hash"
 MODE_KEY, REFRESH = "mode", "refresh"
 """A third key, and its value where the agent may neither drain nor reboot; else it is missing."""
 NAMESPACE_PREFIX = "treenail-upgrade-"
+VARIABLE = "TREENAIL_HOSTED_MODE"
+"""Variable of an upgrade pod with the same content: a Machine Config Daemon ignores it."""
 EXIT_DONE = 6
 """Exit code of an agent that an upgrade pod installed, and that has nothing left to do."""
 _NAMESPACE_LIMIT = 63

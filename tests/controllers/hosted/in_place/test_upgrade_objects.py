@@ -1,5 +1,6 @@
 """The objects of an update, and what a Node says about its agent."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from treenail.api.hosted import node_mode
 from treenail.controllers.drain.decide import DrainKeys
 from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.controllers.hosted.in_place.upgrade_objects import HostedNode, UpgradeContent
+from treenail.daemon import upgrade_pod
 
 CONTENT = UpgradeContent("clusters/np", "1111222233334444", "H4sI")
 
@@ -52,6 +54,9 @@ def test_each_object_names_its_owner() -> None:
 
 def test_installer_has_the_interface_of_a_machine_config_daemon() -> None:
     spec: Any = upgrade_objects.build_installer(CONTENT, "node-1", "registry/agent:1")["spec"]
+    variables = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
+    # The program in the pod reads the mode as it is written here.
+    assert upgrade_pod.read_mode(variables[node_mode.VARIABLE], Path("/none")) == CONTENT.mode
     [container] = spec["containers"]
     assert container["command"] == ["/usr/bin/machine-config-daemon"]
     assert container["args"] == [

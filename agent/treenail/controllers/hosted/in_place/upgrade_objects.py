@@ -5,6 +5,7 @@ treenail: a pod that takes the arguments of a Machine Config Daemon in HyperShif
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -167,6 +168,7 @@ def build_installer(content: UpgradeContent, node: str, image: str) -> decode.Js
         "image": image,
         "command": ["/usr/bin/machine-config-daemon"],
         "args": arguments,
+        "env": [{"name": node_mode.VARIABLE, "value": json.dumps(content.mode.to_json())}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {"privileged": True},
         "volumeMounts": [
