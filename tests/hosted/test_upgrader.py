@@ -89,7 +89,9 @@ def test_selected_node_is_drained_and_updated_alone(
     pool.select("w2", NEW)
     wait_done(daemons, "w2", NEW)
     wait_until(
-        lambda: pool.read_machine("w2").metadata.annotations.get(hosted_key.RELEASE_VERSION),
+        lambda: pool.read_machine("w2").metadata.annotations.get(
+            hosted_key.PREFIX + "release-version"
+        ),
         limit_s=LIMIT_S,
     )
     assert daemons.list_cordons() == ["w2"]
@@ -112,7 +114,9 @@ def test_selected_node_is_drained_and_updated_alone(
     assert pool.find_pods() == set()
     assert UPGRADER not in {change.after.desired_by for change in daemons.list_selections()}
     versions = {
-        name: pool.read_machine(name).metadata.annotations.get(hosted_key.RELEASE_VERSION)
+        name: pool.read_machine(name).metadata.annotations.get(
+            hosted_key.PREFIX + "release-version"
+        )
         for name in NAMES
     }
     # The pool is complete before the upgrader writes it to the last Machine.

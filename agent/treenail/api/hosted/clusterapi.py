@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Self, cast
 
-from treenail import label_selector
 from treenail.api import decode, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.encoding import codec, json_values
@@ -54,21 +53,30 @@ class MachineCondition:
     """Of v1beta1; v1beta2 has the reason DrainingNode of Deleting."""
 
 
-_NewConditions = object_meta.StatusConditions
 _Conditions = tuple[object_meta.Condition, ...]
-_OldConditions = Annotated[_Conditions, codec.Key("status.deprecated.v1beta1.conditions")]
-_NewConditionsInV1Beta1 = Annotated[_Conditions, codec.Key("status.v1beta2.conditions")]
-_Failure = Annotated[str, codec.Key("status.deprecated.v1beta1.failureMessage")]
-_FailureInV1Beta1 = Annotated[str, codec.Key("status.failureMessage")]
 _SPEC, _TEMPLATE = "spec.", "spec.template.spec."
 _DRAIN, _DRAIN_IN_V1BETA1 = "deletion.nodeDrainTimeoutSeconds", "nodeDrainTimeout"
 
 
-class _PoolObject(codec.JsonObject):
-    """Base of the objects of Cluster API in a hosted cluster."""
+class NamedObject(codec.JsonObject):
+    """Base of the objects of Cluster API and HyperShift."""
 
     __slots__ = ()
     metadata: object_meta.ObjectMeta
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+
+class _PoolObject(NamedObject):
+    """Base of the objects of Cluster API in a hosted cluster."""
+
+    __slots__ = ()
 
     @classmethod
     def from_json(cls, document: object, where: str = "") -> Self:
@@ -81,14 +89,6 @@ class _PoolObject(codec.JsonObject):
             raise ConfigError(f"{json_values.join_path(where, 'apiVersion')}: {expected}")
         value = codec.read_value(_IN_V1BETA1[cls], document, where)
         return cls(**{each.name: getattr(value, each.name) for each in fields(cast("Any", cls))})
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
 
     @property
     def uid(self) -> str:
@@ -119,10 +119,8 @@ class ClusterMachine(_PoolObject, kind="Machine"):
     """Snapshot of a Machine."""
 
     metadata: object_meta.ObjectMeta
-    cluster_name: Annotated[str, codec.Key("spec.clusterName")] = ""
     data_secret: Annotated[str, codec.Key("spec.bootstrap.dataSecretName")] = ""
     """Secret with the user data that the machine booted from; for Replace its name has the hash."""
-    version: Annotated[str, codec.Key("spec.version")] = ""
     drain_timeout_s: Annotated[float | None, codec.Key(_SPEC + _DRAIN)] = None
     """None and 0 mean no limit."""
     node_name: Annotated[str, codec.Key("status.nodeRef.name")] = ""
@@ -130,16 +128,16 @@ class ClusterMachine(_PoolObject, kind="Machine"):
     phase: Annotated[str, codec.Key("status.phase")] = ""
     """Pending, Provisioning, Provisioned, Running, Updating, Deleting, Deleted, Failed, Unknown."""
     drain_began: Annotated[str, codec.Key("status.deletion.nodeDrainStartTime")] = ""
-    failure: _Failure = ""
-    conditions: _NewConditions = ()
-    old_conditions: _OldConditions = ()
+    failure: Annotated[str, codec.Key("status.deprecated.v1beta1.failureMessage")] = ""
+    conditions: object_meta.StatusConditions = ()
+    old_conditions: Annotated[_Conditions, codec.Key("status.deprecated.v1beta1.conditions")] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _MachineV1Beta1(ClusterMachine, kind="Machine"):
     drain_timeout_s: Annotated[GoDuration | None, codec.Key(_SPEC + _DRAIN_IN_V1BETA1)] = None
-    failure: _FailureInV1Beta1 = ""
-    conditions: _NewConditionsInV1Beta1 = ()
+    failure: Annotated[str, codec.Key("status.failureMessage")] = ""
+    conditions: Annotated[_Conditions, codec.Key("status.v1beta2.conditions")] = ()
     old_conditions: object_meta.StatusConditions = ()
 
 
@@ -150,17 +148,13 @@ class _MachineOwner(_PoolObject):
     metadata: object_meta.ObjectMeta
     cluster_name: Annotated[str, codec.Key("spec.clusterName")] = ""
     replicas: Annotated[int | None, codec.Key("spec.replicas")] = None
-    selector: Annotated[label_selector.SelectorField | None, codec.Key("spec.selector")] = None
     data_secret: Annotated[str, codec.Key(_TEMPLATE + "bootstrap.dataSecretName")] = ""
     version: Annotated[str, codec.Key(_TEMPLATE + "version")] = ""
     infrastructure_name: Annotated[str, codec.Key(_TEMPLATE + "infrastructureRef.name")] = ""
     drain_timeout_s: Annotated[float | None, codec.Key(_TEMPLATE + _DRAIN)] = None
     current_replicas: Annotated[int, codec.Key("status.replicas")] = 0
-    ready_replicas: Annotated[int, codec.Key("status.readyReplicas")] = 0
     available_replicas: Annotated[int, codec.Key("status.availableReplicas")] = 0
     observed_generation: Annotated[int, codec.Key("status.observedGeneration")] = 0
-    conditions: _NewConditions = ()
-    old_conditions: _OldConditions = ()
 
     @property
     def own_target(self) -> str:
@@ -186,8 +180,6 @@ _TemplateDrainInV1Beta1 = Annotated[GoDuration | None, codec.Key(_TEMPLATE + _DR
 class MachineSet(_MachineOwner, kind="MachineSet"):
     """Snapshot of a MachineSet; for InPlace HyperShift makes one with the name of the pool."""
 
-    failure: _Failure = ""
-
     @property
     def target_hash(self) -> str:
         """Hash that the in-place upgrader works towards; empty for a set that it ignores."""
@@ -207,43 +199,23 @@ class MachineSet(_MachineOwner, kind="MachineSet"):
 @dataclass(frozen=True, slots=True)
 class _MachineSetV1Beta1(MachineSet, kind="MachineSet"):
     drain_timeout_s: _TemplateDrainInV1Beta1 = None
-    failure: _FailureInV1Beta1 = ""
-    conditions: _NewConditionsInV1Beta1 = ()
-    old_conditions: object_meta.StatusConditions = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MachineDeployment(_MachineOwner, kind="MachineDeployment"):
     """Snapshot of a MachineDeployment; for Replace HyperShift makes one with the pool's name."""
 
-    is_paused: Annotated[bool, codec.Key("spec.paused")] = False
     strategy: Annotated[str, codec.Key("spec.rollout.strategy.type")] = ""
     """``RollingUpdate`` or ``OnDelete``; empty for the default, which is RollingUpdate."""
-    max_surge: Annotated[
-        CountOrPercent | None, codec.Key("spec.rollout.strategy.rollingUpdate.maxSurge")
-    ] = None
-    max_unavailable: Annotated[
-        CountOrPercent | None, codec.Key("spec.rollout.strategy.rollingUpdate.maxUnavailable")
-    ] = None
     updated_replicas: Annotated[int, codec.Key("status.upToDateReplicas")] = 0
     """Machines that have the template of the deployment."""
-    phase: Annotated[str, codec.Key("status.phase")] = ""
-    """ScalingUp, ScalingDown, Running, Failed or Unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MachineDeploymentV1Beta1(MachineDeployment, kind="MachineDeployment"):
     strategy: Annotated[str, codec.Key("spec.strategy.type")] = ""
-    max_surge: Annotated[
-        CountOrPercent | None, codec.Key("spec.strategy.rollingUpdate.maxSurge")
-    ] = None
-    max_unavailable: Annotated[
-        CountOrPercent | None, codec.Key("spec.strategy.rollingUpdate.maxUnavailable")
-    ] = None
     drain_timeout_s: _TemplateDrainInV1Beta1 = None
     updated_replicas: Annotated[int, codec.Key("status.updatedReplicas")] = 0
-    conditions: _NewConditionsInV1Beta1 = ()
-    old_conditions: object_meta.StatusConditions = ()
 
 
 _IN_V1BETA1: dict[type, type] = {

@@ -57,30 +57,11 @@ class AutoScaling(codec.JsonObject):
     max: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NodeVersion(codec.JsonObject, omits_defaults=True):
-    """How many nodes have a version."""
-
-    version: Annotated[str, codec.Key("ocpVersion")] = ""
-    kubelet_version: str = ""
-    ready: Annotated[int, codec.Key("readyNodeCount")] = 0
-    unready: Annotated[int, codec.Key("unreadyNodeCount")] = 0
-
-
-class _ConditionOwner:
+class _ConditionOwner(clusterapi.NamedObject):
     """Base of the objects of HyperShift, which have conditions."""
 
     __slots__ = ()
     conditions: object_meta.StatusConditions
-    metadata: object_meta.ObjectMeta
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
 
     def find_condition(self, condition_type: str) -> object_meta.Condition | None:
         """Return the condition of a type; None without it."""
@@ -88,7 +69,7 @@ class _ConditionOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePool(_ConditionOwner, codec.JsonObject, kind="NodePool", api_version=API_VERSION):
+class NodePool(_ConditionOwner, kind="NodePool", api_version=API_VERSION):
     """Snapshot of a NodePool."""
 
     metadata: object_meta.ObjectMeta
@@ -121,14 +102,9 @@ class NodePool(_ConditionOwner, codec.JsonObject, kind="NodePool", api_version=A
     )
     """None and 0 mean no limit."""
     paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
-    arch: Annotated[str, codec.Key("spec.arch")] = ""
     os_image_stream: Annotated[str, codec.Key("spec.osImageStream.name")] = ""
-    current_replicas: Annotated[int, codec.Key("status.replicas")] = 0
     version: Annotated[str, codec.Key("status.version")] = ""
     """The version that all nodes have."""
-    node_versions: Annotated[
-        tuple[NodeVersion, ...], codec.Key("status.nodesInfo.nodeVersions")
-    ] = ()
     conditions: object_meta.StatusConditions = ()
 
     @property
@@ -139,11 +115,6 @@ class NodePool(_ConditionOwner, codec.JsonObject, kind="NodePool", api_version=A
     @property
     def is_in_place(self) -> bool:
         return self.upgrade_type is UpgradeType.IN_PLACE
-
-    @property
-    def current_config(self) -> str:
-        """Hash without the version that all nodes have; empty until the first nodes exist."""
-        return self.metadata.annotations.get(hosted_key.CURRENT_CONFIG, "")
 
     @property
     def current_hash(self) -> str:
@@ -178,24 +149,18 @@ class ImageContentSource(codec.JsonObject, omits_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class VersionUpdate(codec.JsonObject, omits_defaults=True):
-    """One entry in the history of versions; ``state`` is Completed or Partial."""
+    """One entry in the history of versions."""
 
-    state: str = ""
     version: str = ""
     image: str = ""
-    started_time: str = ""
-    completion_time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class HostedCluster(
-    _ConditionOwner, codec.JsonObject, kind="HostedCluster", api_version=API_VERSION
-):
+class HostedCluster(_ConditionOwner, kind="HostedCluster", api_version=API_VERSION):
     """Snapshot of a HostedCluster; an empty name of a Secret or ConfigMap is unset."""
 
     metadata: object_meta.ObjectMeta
     release_image: Annotated[str, codec.Key("spec.release.image")] = ""
-    platform: Annotated[str, codec.Key("spec.platform.type")] = ""
     pull_secret: Annotated[str, codec.Key("spec.pullSecret.name")] = ""
     trust_bundle: Annotated[str, codec.Key("spec.additionalTrustBundle.name")] = ""
     ssh_key: Annotated[str, codec.Key("spec.sshKey.name")] = ""
@@ -225,12 +190,6 @@ class HostedCluster(
         """The operator that manages the cluster; empty for HyperShift's own."""
         return self.metadata.annotations.get(hosted_key.SCOPE, "")
 
-    @property
-    def version(self) -> str:
-        """The version that the control plane has completely; empty while it is installed."""
-        done = (entry.version for entry in self.history if entry.state == "Completed")
-        return next(done, "")
-
 
 @dataclass(frozen=True, slots=True)
 class KubeconfigReference(codec.JsonObject):
@@ -242,25 +201,14 @@ class KubeconfigReference(codec.JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class HostedControlPlane(
-    _ConditionOwner, codec.JsonObject, kind="HostedControlPlane", api_version=API_VERSION
+    clusterapi.NamedObject, kind="HostedControlPlane", api_version=API_VERSION
 ):
     """Snapshot of a HostedControlPlane."""
 
     metadata: object_meta.ObjectMeta
-    release_image: Annotated[str, codec.Key("spec.releaseImage")] = ""
-    """The release of the node side: the image of the in-place upgrader's pods comes from it."""
-    platform: Annotated[str, codec.Key("spec.platform.type")] = ""
     infra_id: Annotated[str, codec.Key("spec.infraID")] = ""
     """Name of Cluster API's Cluster."""
-    paused_until: Annotated[str, codec.Key("spec.pausedUntil")] = ""
     kubeconfig: Annotated[KubeconfigReference | None, codec.Key("status.kubeConfig")] = None
-    version: Annotated[str, codec.Key("status.version")] = ""
-    conditions: object_meta.StatusConditions = ()
-
-    @property
-    def cluster(self) -> str:
-        """``NAMESPACE/NAME`` of the HostedCluster; empty for a control plane made by hand."""
-        return self.metadata.annotations.get(hosted_key.HOSTED_CLUSTER, "")
 
 
 def find_condition(
