@@ -18,21 +18,14 @@ _CERTIFICATE = re.compile(
 
 
 def point_to(
-    source: str,
-    version: str,
-    headers: Mapping[str, str],
-    *,
-    authorities: bytes = b"",
-    proxy: decode.Json | None = None,
+    source: str, version: str, headers: Mapping[str, str], *, authorities: bytes = b""
 ) -> decode.Json:
-    """Return a config that points to a URL; ``proxy`` is the field of Ignition 3.1 and later."""
+    """Return a config that points to a URL."""
     reference: decode.Json = {"source": source}
     if headers:
         pairs = headers.items()
         reference["httpHeaders"] = [{"name": name, "value": value} for name, value in pairs]
     section: decode.Json = {"config": {"merge": [reference]}}
-    if proxy:
-        section["proxy"] = proxy
     if authorities:
         certificates = map(_escape_text, _split_bundle(authorities))
         trusted = [{"source": f"data:,{text}"} for text in certificates]

@@ -91,19 +91,16 @@ class SecretSite:
         for secret in [*plan.writes][:writes]:
             self.put(secret)
         for deletion in [*plan.deletions][: None if writes is None else 0]:
-            metadata = object_meta.read_metadata(self.secrets[deletion.name])
-            assert (metadata.uid, metadata.resource_version) == (
-                deletion.uid,
-                deletion.resource_version,
-            )
-            del self.secrets[deletion.name]
+            known = object_meta.read_metadata(deletion)
+            metadata = object_meta.read_metadata(self.secrets.pop(known.name))
+            assert (metadata.uid, metadata.resource_version) == (known.uid, known.resource_version)
 
     def run(self, **changes: object) -> token_secrets.SecretPlan:
         """Plan and apply; another plan then has nothing to do."""
         plan = self.plan(**changes)
         self.apply(plan)
         again = self.plan()
-        assert (again.writes, again.deletions, again.changes) == ((), (), ())
+        assert (again.writes, again.deletions) == ((), ())
         return plan
 
     def put(self, secret: Json) -> None:

@@ -21,7 +21,6 @@ from treenail.controllers.hosted.config.generator import ConfigInputs
 from treenail.controllers.hosted.config.pool_config import PoolConfig, PoolConfigError
 from treenail.controllers.hosted.owning.controller import OwningController, OwningSettings
 from treenail.controllers.hosted.owning.token_secrets import (
-    SecretDeletion,
     SecretFacts,
     SecretPlan,
 )
@@ -93,13 +92,9 @@ def plan_secrets(facts: SecretFacts, new_token: Callable[[], str]) -> SecretPlan
             body = make_object(SECRETS, secret, top={"data": {"value": value}}, **meta)
             writes.append(body)
     used = {each.data_secret for each in facts.machines} | {*facts.templates}
-    deletions = []
-    for secret, document in facts.found.items():
-        meta_found: Any = document["metadata"]
-        if secret not in wanted and secret not in used:
-            known = (secret, meta_found["uid"], meta_found["resourceVersion"])
-            deletions.append(SecretDeletion(*known))
-    return SecretPlan(tuple(writes), tuple(deletions))
+    kept = {*wanted, *used}
+    unused = (document for secret, document in facts.found.items() if secret not in kept)
+    return SecretPlan(tuple(writes), tuple(unused))
 
 
 class KillingTransport:

@@ -169,8 +169,7 @@ class OwningController:
                 owned, replace(inputs, found=owned.found), is_reached=is_reached
             )
         for secret in plan.deletions:
-            known = (secret.name, secret.uid, secret.resource_version)
-            self._delete(resources.SECRETS, owned.namespace, known)
+            self._delete(resources.SECRETS, owned.namespace, secret)
         facts = conditions.StatusFacts(
             owned.pool, owner, owned.members, secrets.config, problem, is_paused, is_reached,
             owned.sets,
@@ -270,7 +269,7 @@ class OwningController:
         if found is None and pool.auto_repair and is_reached:
             self._write(owned, kind, {}, machines.build_health_check(inputs))
         elif found is not None and not pool.auto_repair and sources.is_of_pool(found, pool):
-            self._delete(kind, owned.namespace, sources.read_identity(found))
+            self._delete(kind, owned.namespace, found)
 
     def _write(
         self,
@@ -329,26 +328,28 @@ class OwningController:
             found = self._client.find(self._serve(kind), owned.pool.name, namespace=owned.namespace)
             if found is not None and sources.is_of_pool(found, owned.pool):
                 if not object_meta.read_metadata(found).is_deleting:
-                    self._delete(kind, owned.namespace, sources.read_identity(found))
+                    self._delete(kind, owned.namespace, found)
                 if kind is owned.kind:
                     return _RETRY_S
         if owned.members or self._list_related(owned):
             return _RETRY_S
         for secret in self._sources.read_secrets(owned, "").values():
             if sources.is_of_pool(secret, owned.pool):
-                self._delete(resources.SECRETS, owned.namespace, sources.read_identity(secret))
+                self._delete(resources.SECRETS, owned.namespace, secret)
         finalizers.remove(hosted_key.FINALIZER)
         self._patch(owned, {"metadata": {"finalizers": finalizers}})
         return None
 
-    def _delete(
-        self, kind: resources.Resource, namespace: str, known: tuple[str, str, str]
-    ) -> None:
-        """Delete an object, by its name, uid and resourceVersion."""
-        name, uid, version = known
+    def _delete(self, kind: resources.Resource, namespace: str, found: decode.Json) -> None:
+        """Delete this version of an object."""
+        known = object_meta.read_metadata(found)
         with suppress(errors.NotFoundError):
             self._client.delete(
-                self._serve(kind), name, namespace=namespace, uid=uid, resource_version=version
+                self._serve(kind),
+                known.name,
+                namespace=namespace,
+                uid=known.uid,
+                resource_version=known.resource_version,
             )
 
     def _serve(self, kind: resources.Resource) -> resources.Resource:

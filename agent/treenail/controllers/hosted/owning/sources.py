@@ -176,12 +176,6 @@ def is_of_pool(document: decode.Json, pool: nodepool.NodePool) -> bool:
     return notes.get(hosted_key.NODE_POOL) == pool.full_name
 
 
-def read_identity(document: decode.Json) -> tuple[str, str, str]:
-    """Return name, uid and resourceVersion of an object."""
-    metadata = object_meta.read_metadata(document)
-    return metadata.name, metadata.uid, metadata.resource_version
-
-
 def _make_error(pool: nodepool.NodePool, reason: str, text: str) -> pool_config.PoolConfigError:
     return pool_config.PoolConfigError(
         text,

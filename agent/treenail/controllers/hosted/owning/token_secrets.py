@@ -43,8 +43,6 @@ class IgnitionEndpoint:
     """``https://HOST:PORT``, without a path."""
     authorities: bytes = field(default=b"", repr=False)
     """CAs of the server's certificate, PEM; without them machines trust the CAs of their image."""
-    proxy: decode.Json = field(default_factory=dict)
-    """Field ``proxy`` of Ignition: httpProxy, httpsProxy, and the list noProxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +80,14 @@ class SecretFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SecretDeletion:
-    """A Secret that goes, with the preconditions of the request."""
-
-    name: str
-    uid: str
-    resource_version: str
-
-
-@dataclass(frozen=True, slots=True)
 class SecretPlan:
     """Writes, in this order, and deletions after them."""
 
     writes: tuple[decode.Json, ...] = field(default=(), repr=False)
     """Whole Secrets. One with ``metadata.resourceVersion`` is an update, else it is created."""
-    deletions: tuple[SecretDeletion, ...] = ()
+    deletions: tuple[decode.Json, ...] = field(default=(), repr=False)
     recheck_s: float = _RECHECK_S
     """Seconds until the next decision by the clock; at least 1."""
-    changes: tuple[str, ...] = ()
-    """What is done and why, for logs; contains nothing secret."""
 
 
 def plan_secrets(facts: SecretFacts, new_token: Callable[[], str]) -> SecretPlan:
@@ -131,8 +118,7 @@ class _SecretPlanner:
         ]
         """Machines that may fetch their config: when they were created, and their user data."""
         self._writes: list[decode.Json] = []
-        self._deletions: list[SecretDeletion] = []
-        self._changes: list[str] = []
+        self._deletions: dict[str, decode.Json] = {}
         self._times = [self._now + _RECHECK_S]
 
     def plan(self) -> SecretPlan:
@@ -143,17 +129,15 @@ class _SecretPlanner:
         for target in sorted({*targets.values()} - {""}):
             users = [name for name in targets if targets[name] == target]
             tokens |= dict.fromkeys(users, self._plan_active(target, users))
-        for secret in self._tokens.values():
+        for name, secret in self._tokens.items():
             if _get_notes(secret).get(hosted_key.TARGET_CONFIG) not in targets.values():
-                self._plan_replaced(secret)
+                self._plan_replaced(name, secret)
         for name, secret in self._user_data.items():
             if name not in active and name not in self._named:
-                self._delete(secret, "no machine boots from it")
+                self._deletions[name] = secret
         self._plan_copies(prefix, tokens)
         recheck_s = max(1.0, min(self._times) - self._now)
-        return SecretPlan(
-            tuple(self._writes), tuple(self._deletions), recheck_s, tuple(self._changes)
-        )
+        return SecretPlan(tuple(self._writes), tuple(self._deletions.values()), recheck_s)
 
     def _select_own(self, label: str) -> dict[str, decode.Json]:
         return {
@@ -189,15 +173,13 @@ class _SecretPlanner:
         notes[hosted_key.TARGET_CONFIG] = target
         if self._facts.reached == target:
             notes[token_secret.REACHED] = "True"
-        self._renew_token(name, data, notes, users)
+        self._renew_token(data, notes, users)
         self._write(secret, data, notes)
         for user in users:
             self._plan_pointer(user, target, data["token"])
         return data["token"]
 
-    def _renew_token(
-        self, name: str, data: _Data, notes: dict[str, str], users: Sequence[str]
-    ) -> None:
+    def _renew_token(self, data: _Data, notes: dict[str, str], users: Sequence[str]) -> None:
         """Replace a token whose time is over, or of which this is unknown."""
         known = [self._user_data[user] for user in users if user in self._user_data]
         bearers = {token_secret.read_bearer(secret, "value").decode() for secret in known}
@@ -205,14 +187,11 @@ class _SecretPlanner:
         if not old or made is None or self._now - made >= RENEWAL_S:
             data |= {"old_token": old} if old else {}
             data["token"] = _encode(self._new_token().encode())
-            self._changes.append(f"{'renewing' if old else 'making'} the token in Secret {name}")
-        elif bearers - {old} or made > self._now + _SKEW_S:
-            # The clock jumped back, or a kill came between the two writes. Another token would end
-            # the one before, which machines may have.
-            self._changes.append(f"counting the age of the token in Secret {name} from now on")
-        else:
+        elif not bearers - {old} and made <= self._now + _SKEW_S:
             self._times.append(made + RENEWAL_S)
             return
+        # Else the clock jumped back, or a kill came between the two writes. Another token would end
+        # the one before, which machines may have. Its age counts from now on.
         notes[hosted_key.TOKEN_TIME] = clocks.format_micro_time(self._now)
 
     def _complete_values(self, config: pool_config.PoolConfig, data: _Data) -> _Data:
@@ -244,7 +223,6 @@ class _SecretPlanner:
                 "TargetConfigVersionHash": target,
             },
             authorities=endpoint.authorities,
-            proxy=endpoint.proxy,
         )
         secret = self._user_data.get(name)
         secret = secret or self._start_secret(name, token_secret.USER_DATA_LABEL)
@@ -252,7 +230,7 @@ class _SecretPlanner:
         data: _Data = {"value": _encode(text), "disableTemplating": _encode(b"dHJ1ZQ==")}
         self._write(secret, data, _get_notes(secret) | {hosted_key.TARGET_CONFIG: target})
 
-    def _plan_replaced(self, secret: decode.Json) -> None:
+    def _plan_replaced(self, name: str, secret: decode.Json) -> None:
         """Let a token end 2 h after its replacement, or later for machines created before it."""
         notes = _get_notes(secret)
         replaced = clocks.parse_rfc3339(notes.get(token_secret.REPLACED_AT))
@@ -261,7 +239,7 @@ class _SecretPlanner:
         end = max([replaced + EXPIRY_S, *(created + RENEWAL_S for created in needed)])
         end_text = notes.get(hosted_key.TOKEN_EXPIRATION)
         if end < self._now or (end_text is not None and clocks.parse_rfc3339(end_text) is None):
-            self._delete(secret, "its token has ended")
+            self._deletions[name] = secret
             return
         notes[token_secret.REPLACED_AT] = clocks.format_rfc3339(replaced)
         notes[hosted_key.TOKEN_EXPIRATION] = clocks.format_rfc3339(end)
@@ -273,11 +251,10 @@ class _SecretPlanner:
 
         It copies once (hypershift#1634). The time of the token before ends within hours.
         """
-        deleted = {deletion.name for deletion in self._deletions}
         values = [
             resources.get_object(secret, "data")
             for name, secret in self._tokens.items()
-            if name not in deleted
+            if name not in self._deletions
         ]
         accepted = {value.get(key) for value in values for key in ("token", "old_token")}
         for name, copy in self._facts.found.items():
@@ -291,7 +268,7 @@ class _SecretPlanner:
             elif is_kept := bearer == tokens[base] or bool(booting):
                 self._times += [created + RENEWAL_S for created in booting]
             if not is_kept:
-                self._delete(copy, "it has an old token")
+                self._deletions[name] = copy
 
     def _start_secret(self, name: str, label: str) -> decode.Json:
         if name in self._facts.found:
@@ -314,13 +291,6 @@ class _SecretPlanner:
         secret = {**before, "metadata": metadata, "data": data}
         if secret != before:
             self._writes.append(secret)
-
-    def _delete(self, secret: decode.Json, reason: str) -> None:
-        metadata = object_meta.read_metadata(secret)
-        self._deletions.append(
-            SecretDeletion(metadata.name, metadata.uid, metadata.resource_version)
-        )
-        self._changes.append(f"deleting Secret {metadata.name}: {reason}")
 
 
 def _get_notes(secret: decode.Json) -> dict[str, str]:
