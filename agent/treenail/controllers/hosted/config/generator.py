@@ -189,7 +189,6 @@ def _check_core_configs(inputs: ConfigInputs, found: Sequence[ConfigDocument]) -
             remedy="wait for the control plane operator; if only MachineConfig "
             f"{hashes.HAPROXY_CONFIG} is missing, copy it from the key config of a token Secret of "
             f"HyperShift to a ConfigMap with label {hosted_key.POOL}: {inputs.pool.name}",
-            is_wait=True,
         )
 
 

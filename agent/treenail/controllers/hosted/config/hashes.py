@@ -6,7 +6,6 @@ rolls nothing.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 
 from treenail.api import annotations as key
@@ -90,8 +89,3 @@ def needs_rollout(old: machineconfig.MachineConfig, new: machineconfig.MachineCo
     except ConfigError:
         return True
     return not is_possible or impact.compute_disruption(changes, _POLICY).needs_drain
-
-
-def is_hypershift_hash(text: str) -> bool:
-    """Return whether it is a hash of HyperShift, which a takeover keeps until the first change."""
-    return re.fullmatch(r"[0-9a-f]{8}", text) is not None

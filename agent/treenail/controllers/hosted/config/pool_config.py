@@ -29,8 +29,7 @@ class PoolConfig:
 class PoolConfigError(ConfigError):
     """The config of a NodePool cannot be made; a condition of the NodePool shows why.
 
-    ``condition`` is its type, ``reason`` is CamelCase. With ``is_wait`` another program has not yet
-    written what is missing, so that the condition is no failure.
+    ``condition`` is its type, ``reason`` is CamelCase.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class PoolConfigError(ConfigError):
         reason: str = INVALID_CONFIG,
         remedy: str = "",
         condition: str = nodepool.NodePoolCondition.VALID_MACHINE_CONFIG,
-        is_wait: bool = False,
     ) -> None:
         super().__init__(message, remedy=remedy)
-        self.condition, self.reason, self.is_wait = condition, reason, is_wait
+        self.condition, self.reason = condition, reason
