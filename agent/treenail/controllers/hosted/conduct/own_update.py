@@ -78,9 +78,7 @@ class OwnUpdate:
         except errors.ForbiddenError:
             raise
         except errors.ConfigError as error:
-            too_large = isinstance(error, upgrade_objects.PayloadTooLargeError)
-            kind = "PayloadTooLarge" if too_large else "InvalidUpgrade"
-            return os_image.GateBlocked(f"{error}; {error.remedy}", kind)
+            return os_image.GateBlocked(f"{error}; {error.remedy}", "InvalidUpgrade")
         except errors.ClusterError as error:
             return os_image.GateWaiting(f"waiting: {error}")
         self._content = content

@@ -15,18 +15,11 @@ from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import node_mode
 from treenail.controllers.drain import decide
 from treenail.controllers.pools import node_facts
-from treenail.errors import ConfigError
 from treenail.kube import resources
 
-PAYLOAD_LIMIT = 900 * 1024
-"""etcd accepts objects of at most 1.5 MiB, and the API server refuses ConfigMaps above 1 MiB."""
 _CONFIG_PATH = "/etc/machine-config-daemon-desired-config"
 _NAME_LIMIT = 253
 _PREFIX = "treenail-installer-"
-
-
-class PayloadTooLargeError(ConfigError):
-    """A config that no ConfigMap can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +32,6 @@ class UpgradeContent:
     config: str = field(repr=False)
     """gzip and base64 of an Ignition config."""
     is_refresh: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise PayloadTooLargeError."""
-        if len(self.config) > PAYLOAD_LIMIT:
-            raise PayloadTooLargeError(
-                f"the config {self.target} of NodePool {self.node_pool} has {len(self.config)} "
-                f"bytes, expected at most {PAYLOAD_LIMIT}",
-                remedy="remove files from it, or put them into the image of the nodes",
-            )
 
     @property
     def mode(self) -> node_mode.HostedMode:
