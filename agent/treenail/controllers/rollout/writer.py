@@ -74,6 +74,14 @@ class PoolWriter(Protocol):
     ) -> None: ...
 
 
+def annotate_node(
+    client: api_client.Client, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
+) -> None:
+    """Write annotations of a Node; raise `ConflictError` if it changed since it was observed."""
+    metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
+    client.patch(resources.NODES, node.name, {"metadata": metadata})
+
+
 class MachineConfigPoolWriter:
     """Writes MachineConfigPools and the Nodes of the same cluster."""
 
@@ -106,8 +114,7 @@ class MachineConfigPoolWriter:
         self, node: node_facts.NodeFacts, annotations: Mapping[str, str | None]
     ) -> None:
         """Write the annotations of the Node."""
-        metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
-        self._client.patch(resources.NODES, node.name, {"metadata": metadata})
+        annotate_node(self._client, node, annotations)
 
     assign_target = annotate_node
     """The agent acts on the annotations."""

@@ -16,7 +16,7 @@ from treenail.api.hosted import clusterapi
 from treenail.controllers.hosted.conduct import guests, own_update, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_site
 from treenail.controllers.pools import node_facts, os_image, pool_membership, rollout_policy
-from treenail.controllers.rollout import reconcile
+from treenail.controllers.rollout import reconcile, writer
 from treenail.kube import discovery, event_recorder, resources
 
 DRAIN_EXPIRED = "DrainTimedOut"
@@ -199,11 +199,9 @@ class PoolConductor:
         if self._objects.writes_nodes:
             if self._guest is None:
                 raise errors.UnreachableError("the hosted cluster is not connected")
-            target = {key.DESIRED_CONFIG: annotations[key.DESIRED_CONFIG]}
-            if self._objects.is_owned:  # with the image: none but that of the config
-                target = dict(annotations)
-            metadata = {"resourceVersion": node.resource_version, "annotations": target}
-            self._guest.client.patch(resources.NODES, node.name, {"metadata": metadata})
+            if not self._objects.is_owned:  # HyperShift's daemon reads no other annotation.
+                annotations = {key.DESIRED_CONFIG: annotations[key.DESIRED_CONFIG]}
+            writer.annotate_node(self._guest.client, node, annotations)
             return
         machine = next(each for each in self._objects.machines if each.name == node.name)
         self._tools.client.delete(
@@ -219,8 +217,7 @@ class PoolConductor:
     ) -> None:
         """Write settings for an agent of treenail; the daemons of HyperShift read none."""
         if self._objects.is_owned and self._objects.writes_nodes and self._guest is not None:
-            metadata = {"resourceVersion": node.resource_version, "annotations": dict(annotations)}
-            self._guest.client.patch(resources.NODES, node.name, {"metadata": metadata})
+            writer.annotate_node(self._guest.client, node, annotations)
 
     def check_config(
         self, pool: machineconfigpool.MachineConfigPool
@@ -230,12 +227,10 @@ class PoolConductor:
         For a pool that treenail owns, prepare the hosted cluster for the target.
         """
         objects = self._objects
-        kind = resources.MACHINESETS if objects.pool.is_in_place else resources.MACHINEDEPLOYMENTS
-        kind = replace(kind, version=self._tools.capi_version)
+        is_set, kind = objects.pool.is_in_place, self._tools.find_owner_kind(objects.pool)
+        read = clusterapi.MachineSet if is_set else clusterapi.MachineDeployment
         try:
             found = self._tools.client.get(kind, objects.pool.name, namespace=objects.namespace)
-            is_set = objects.pool.is_in_place
-            read = clusterapi.MachineSet if is_set else clusterapi.MachineDeployment
             objects = replace(objects, owner=read.from_json(found))
             target = pool_facts.find_target(objects)
         except errors.TreenailError as error:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 from treenail import clocks, errors
 from treenail.api import annotations as key
-from treenail.api import decode
+from treenail.api import object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.conduct import guests, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_objects, upgrade_site
 from treenail.controllers.pools import node_facts, os_image, rollout_policy
-from treenail.controllers.rollout import external_gates
+from treenail.controllers.rollout import external_gates, writer
 from treenail.encoding import json_text
 from treenail.kube import api_client, discovery, event_recorder, resources
 
@@ -49,6 +49,11 @@ class ConductTools:
     capi_version: str = clusterapi.VERSIONS[0]
     agent_image: str = ""
     """For nodes whose image has no treenail; empty for none."""
+
+    def find_owner_kind(self, pool: nodepool.NodePool) -> resources.Resource:
+        """Return MachineSets for InPlace, MachineDeployments for Replace."""
+        kind = resources.MACHINESETS if pool.is_in_place else resources.MACHINEDEPLOYMENTS
+        return replace(kind, version=self.capi_version)
 
 
 class OwnUpdate:
@@ -111,16 +116,11 @@ class OwnUpdate:
 
     def finish(self, objects: pool_facts.PoolObjects, guest: guests.GuestCluster) -> bool:
         """End the update if all nodes have the target; return whether they have."""
-        names = [each.node_name for each in objects.machines if not each.is_deleting]
+        if not self._is_complete(objects, guest):
+            return False
         # The watch may be behind, and nothing looks at these nodes again.
-        if (
-            objects.owner is None
-            or not self._is_complete(objects, guest)
-            or not all(
-                not objects.gives_nodes or self._is_done_now(guest, name, objects.target)
-                for name in names
-            )
-        ):
+        names = _list_nodes(objects) if objects.gives_nodes else []
+        if not all(self._is_done_now(guest, name, objects.target) for name in names):
             return False
         self.remove(objects, guest)
         rolled = objects.rolled_hash
@@ -130,7 +130,7 @@ class OwnUpdate:
 
     def _is_complete(self, objects: pool_facts.PoolObjects, guest: guests.GuestCluster) -> bool:
         """Return whether the watch shows all expected Machines, with nodes at the target."""
-        names = [each.node_name for each in objects.machines if not each.is_deleting]
+        names = _list_nodes(objects)
         if objects.owner is None or len(names) < (objects.owner.replicas or 0):
             return False
         nodes, states, target = guest.get_nodes(), guest.get_states(), objects.target
@@ -180,7 +180,7 @@ class OwnUpdate:
         name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{objects.target}"
         where = f"Secret {name} in namespace {objects.namespace}"
         secret = self._tools.client.get(resources.SECRETS, name, namespace=objects.namespace)
-        notes = resources.get_object(resources.get_object(secret, "metadata"), "annotations")
+        notes = object_meta.read_metadata(secret).annotations
         if notes.get(hosted_key.NODE_POOL) != pool.full_name:
             raise errors.ConfigError(
                 f"cannot use {where}: it is not one of NodePool {pool.full_name}",
@@ -197,17 +197,10 @@ class OwnUpdate:
         owner = objects.owner
         if owner is None or marks.items() <= owner.metadata.annotations.items():
             return
-        is_set = isinstance(owner, clusterapi.MachineSet)
-        kind = resources.MACHINESETS if is_set else resources.MACHINEDEPLOYMENTS
-        metadata: decode.Json = {
-            "resourceVersion": owner.metadata.resource_version,
-            "annotations": dict(marks),
-        }
+        kind, version = self._tools.find_owner_kind(objects.pool), owner.metadata.resource_version
+        metadata = {"resourceVersion": version, "annotations": dict(marks)}
         self._tools.client.patch(
-            replace(kind, version=self._tools.capi_version),
-            owner.name,
-            {"metadata": metadata},
-            namespace=objects.namespace,
+            kind, owner.name, {"metadata": metadata}, namespace=objects.namespace
         )
 
     def _restore_target(
@@ -236,13 +229,9 @@ class OwnUpdate:
             if node.name in assigned or desired in ("", before) or not is_at_rest:
                 return
             wanted = before or None
-        metadata = {
-            "resourceVersion": node.resource_version,
-            "annotations": {key.DESIRED_CONFIG: wanted},
-        }
         # The watch was behind, or the node is gone.
         with suppress(errors.ConflictError, errors.NotFoundError):
-            guest.client.patch(resources.NODES, node.name, {"metadata": metadata})
+            writer.annotate_node(guest.client, node, {key.DESIRED_CONFIG: wanted})
             self._warn(
                 objects, "TargetRestored",
                 f"another account set {key.DESIRED_CONFIG} of node {node.name} to {desired!r:.40}; "
@@ -286,3 +275,8 @@ class OwnUpdate:
 
     def _warn(self, objects: pool_facts.PoolObjects, reason: str, message: str) -> None:
         self._tools.events.record_warning(pool_facts.refer_to(objects.pool), reason, message)
+
+
+def _list_nodes(objects: pool_facts.PoolObjects) -> list[str]:
+    """Return the nodes of the Machines that stay; an empty name for one that never joined."""
+    return [each.node_name for each in objects.machines if not each.is_deleting]
