@@ -54,6 +54,18 @@ class Resource:
                 raise ValueError(f"{self.plural}: {part!r} is not a name")
 
 
+def find_changes(found: Mapping[str, object], wanted: Mapping[str, object]) -> dict[str, object]:
+    """Return the merge patch that gives an object the wanted fields; empty if it has them."""
+    changes: dict[str, object] = {}
+    for name, value in wanted.items():
+        if isinstance(value, dict):
+            if part := find_changes(get_object(found, name), value):
+                changes[name] = part
+        elif found.get(name) != value:
+            changes[name] = value
+    return changes
+
+
 def get_object(document: Mapping[str, object], name: str) -> dict[str, object]:
     """Return the object in a field; an empty one when the field is absent or malformed."""
     value = document.get(name)

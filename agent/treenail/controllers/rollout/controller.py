@@ -330,11 +330,8 @@ class RolloutController:
         return self._reconciler.release_orphan(name)
 
     def _find_stale_reason(self) -> str:
-        if self._informers is None:
-            return ""
-        if self._informers.restored_s < informer_set.RESTORED_WAIT_S:
-            return "the API server returned to an older state, and nodes report again"
-        return self._informers.describe_staleness(_DECISIVE)
+        informers = self._informers
+        return "" if informers is None else informers.find_stale_reason(_DECISIVE)
 
     def _add_coupled(self, names: frozenset[str]) -> frozenset[str]:
         """Add the other pool of the control plane: master and arbiter wait for each other."""

@@ -206,6 +206,12 @@ class InformerSet:
         )
         return "; ".join(filter(None, reasons))
 
+    def find_stale_reason(self, plurals: Collection[str] = ()) -> str:
+        """Describe staleness, for a while also that of an API server after a restore of etcd."""
+        if self.restored_s < RESTORED_WAIT_S:
+            return "the API server returned to an older state, and nodes report again"
+        return self.describe_staleness(plurals)
+
     @property
     def restored_s(self) -> float:
         """Seconds since a list showed that etcd was restored; infinite if none did."""

@@ -153,7 +153,6 @@ class DirectView:
 
 
 class DirectInformers:
-    restored_s = float("inf")
     stale_reason = ""
 
     def __init__(self, site: "OwnedSite") -> None:
@@ -162,7 +161,7 @@ class DirectInformers:
     def add_view(self, scope: Any, project: Any, **_: object) -> DirectView:
         return DirectView(self._site, scope.resource, project)
 
-    def describe_staleness(self, _plurals: object = ()) -> str:
+    def find_stale_reason(self, _plurals: object = ()) -> str:
         return self.stale_reason
 
 

@@ -11,6 +11,7 @@ from treenail.api.hosted import nodepool
 from treenail.api.machineconfig import MachineConfig
 from treenail.controllers.hosted.config.pool_config import PoolConfig, PoolConfigError
 from treenail.controllers.hosted.owning import machines
+from treenail.kube import resources
 
 Json = dict[str, Any]
 OLD, NEW = hosted.OLD_HASH, "1b1b1b1b1b1b1b1b"
@@ -45,7 +46,7 @@ def build(inputs: machines.MachineInputs, *, can_roll: bool = True) -> Json:
     wanted = machines.build_owner(inputs, rolled)
     kind = "MachineSet" if inputs.pool.is_in_place else "MachineDeployment"
     head = {"apiVersion": f"cluster.x-k8s.io/{inputs.capi_version}", "kind": kind}
-    return merge(head | inputs.found, machines.find_changes(inputs.found, wanted))
+    return merge(head | inputs.found, resources.find_changes(inputs.found, wanted))
 
 
 def merge(found: Json, changes: Json) -> Json:
@@ -119,7 +120,7 @@ def test_object_of_hypershift_is_adopted_without_a_rolled_machine(kind: str) -> 
     assert made["spec"]["template"]["spec"]["deletion"] == {"nodeDrainTimeoutSeconds": 300}
     assert machines.find_rolled_hash(inputs) == OLD
     again = replace(inputs, found=made)
-    assert machines.find_changes(made, machines.build_owner(again, OLD)) == {}
+    assert resources.find_changes(made, machines.build_owner(again, OLD)) == {}
     if kind == "InPlace":
         notes = made["metadata"]["annotations"]
         assert notes[hosted_key.TARGET_CONFIG] == notes[hosted_key.UPDATED_CONFIG] == OLD

@@ -299,9 +299,7 @@ class ConductController:
             self._enqueue(key)
 
     def _find_stale_reason(self) -> str:
-        if self._informers.restored_s < informer_set.RESTORED_WAIT_S:
-            return "the API server returned to an older state, and objects are written again"
-        return self._informers.describe_staleness(_DECISIVE)
+        return self._informers.find_stale_reason(_DECISIVE)
 
 
 def _list_owned(

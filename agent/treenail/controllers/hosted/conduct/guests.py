@@ -119,9 +119,7 @@ class GuestCluster:
         reason = self._error
         if not reason and (informers := self._informers) is not None:
             informers.check_silent()
-            reason = informers.describe_staleness(_NODES)
-            if not reason and informers.restored_s < informer_set.RESTORED_WAIT_S:
-                reason = "the API server returned to an older state, and nodes report again"
+            reason = informers.find_stale_reason(_NODES)
         return f"hosted cluster: {reason}" if reason else ""
 
     def get_nodes(self) -> Mapping[str, node_facts.NodeFacts]:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from treenail import clocks, errors
-from treenail.api import decode
+from treenail.api import decode, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.kube import api_client, resources
@@ -133,17 +133,12 @@ class UpgradeSite:
 
 
 def _is_owned(document: decode.Json, node_pool: str) -> bool:
-    notes = resources.get_object(resources.get_object(document, "metadata"), "annotations")
+    notes = object_meta.read_metadata(document).annotations
     return notes.get(hosted_key.NODE_POOL) == node_pool
 
 
 def _has_changed(found: decode.Json, wanted: decode.Json) -> bool:
     """Return whether a field of ours differs; labels and annotations of others may be there."""
     meta, own = resources.get_object(found, "metadata"), resources.get_object(wanted, "metadata")
-    return any(
-        found.get(name) != value for name, value in wanted.items() if name != "metadata"
-    ) or any(
-        resources.get_object(meta, field).get(name) != value
-        for field in ("labels", "annotations")
-        for name, value in resources.get_object(own, field).items()
-    )
+    is_other = any(found.get(name) != wanted[name] for name in wanted.keys() - {"metadata"})
+    return is_other or bool(resources.find_changes(meta, own))

@@ -108,8 +108,7 @@ class OwningController:
 
     def sync_key(self, key: str) -> float | None:
         """Give the objects of one NodePool what it asks for; return the delay until the next."""
-        is_restored = self._informers.restored_s < informer_set.RESTORED_WAIT_S
-        if is_restored or self._informers.describe_staleness(_PLURALS):
+        if self._informers.find_stale_reason(_PLURALS):
             return _RETRY_S
         if (owned := self._find_pool(key)) is None:
             return None
@@ -279,7 +278,7 @@ class OwningController:
         wanted: decode.Json,
     ) -> decode.Json:
         """Create an object with the pool's name, or change the fields that differ; return it."""
-        resource, changes = self._serve(kind), machines.find_changes(found, wanted)
+        resource, changes = self._serve(kind), resources.find_changes(found, wanted)
         name, place = owned.pool.name, owned.namespace
         metadata = resources.get_object(changes, "metadata")
         if not found:
@@ -295,14 +294,14 @@ class OwningController:
     def _patch_pool(self, owned: sources.OwnedPool, wanted: decode.Json) -> sources.OwnedPool:
         """Change metadata of the NodePool; do nothing if it has them."""
         metadata = resources.get_object(owned.document, "metadata")
-        if not (changes := machines.find_changes(metadata, wanted)):
+        if not (changes := resources.find_changes(metadata, wanted)):
             return owned
         document = self._patch(owned, {"metadata": changes})
         return replace(owned, document=document, pool=nodepool.NodePool.from_json(document))
 
     def _patch_status(self, owned: sources.OwnedPool, wanted: decode.Json) -> None:
         status = resources.get_object(owned.document, "status")
-        if changes := machines.find_changes(status, wanted):
+        if changes := resources.find_changes(status, wanted):
             self._patch(owned, {"status": changes}, subresource="status")
 
     def _patch(

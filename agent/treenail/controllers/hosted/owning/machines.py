@@ -1,7 +1,7 @@
 """MachineDeployment, MachineSet and MachineHealthCheck of a NodePool that treenail owns. Pure.
 
 Names, labels and annotations are those of HyperShift, so that either can take over from the other.
-A document has only the fields that treenail decides; `find_changes` leaves all others alone.
+A document has only the fields that treenail decides; `resources.find_changes` leaves others alone.
 """
 
 import hashlib
@@ -302,18 +302,6 @@ def build_health_check(inputs: MachineInputs) -> decode.Json:
     copied = {name: spec.get(name) for name in ("clusterName", "selector")}
     notes = {hosted_key.NODE_POOL: pool.full_name}
     return {"metadata": {"annotations": notes}, "spec": {**copied, **limits}}
-
-
-def find_changes(found: decode.Json, wanted: decode.Json) -> decode.Json:
-    """Return the merge patch that gives an object the wanted fields; empty if it has them."""
-    changes: decode.Json = {}
-    for name, value in wanted.items():
-        if isinstance(value, dict):
-            if part := find_changes(resources.get_object(found, name), value):
-                changes[name] = part
-        elif found.get(name) != value:
-            changes[name] = value
-    return changes
 
 
 def build_label(infra_id: str, cluster: str, pool: str) -> str:
