@@ -161,6 +161,7 @@ class HostedCluster(_ConditionOwner, kind="HostedCluster", api_version=API_VERSI
 
     metadata: object_meta.ObjectMeta
     release_image: Annotated[str, codec.Key("spec.release.image")] = ""
+    infra_id: Annotated[str, codec.Key("spec.infraID")] = ""
     pull_secret: Annotated[str, codec.Key("spec.pullSecret.name")] = ""
     trust_bundle: Annotated[str, codec.Key("spec.additionalTrustBundle.name")] = ""
     ssh_key: Annotated[str, codec.Key("spec.sshKey.name")] = ""

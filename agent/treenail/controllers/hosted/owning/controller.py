@@ -162,7 +162,8 @@ class OwningController:
             inputs, problem = None, error
         is_reached = bool(secrets.reached) or any(each.node_name for each in owned.members)
         if inputs is not None and not is_paused:
-            owned = self._write_owner(owned, inputs, secrets.rolled_hash)
+            wanted = machines.build_owner(inputs, secrets.rolled_hash)
+            owned = replace(owned, found=self._write(owned, owned.kind, owned.found, wanted))
             owner = machines.read_owner(owned.pool, owned.found)
             self._write_health_check(
                 owned, replace(inputs, found=owned.found), is_reached=is_reached
@@ -175,7 +176,10 @@ class OwningController:
         )  # fmt: skip
         owned = self._patch_pool(owned, {"annotations": conditions.build_marks(facts)})
         facts = replace(facts, pool=owned.pool)
-        self._patch_status(owned, conditions.build_status(facts, owned.document, now=now))
+        status = resources.get_object(owned.document, "status")
+        wanted = conditions.build_status(facts, owned.document, now=now)
+        if changes := resources.find_changes(status, wanted):
+            self._patch(owned, {"status": changes}, subresource="status")
         return min(plan.recheck_s, RECHECK_S)
 
     def _generate(
@@ -205,8 +209,8 @@ class OwningController:
             return None
         pool = nodepool.NodePool.from_json(document)
         place = f"{pool.namespace}/{pool.cluster_name}"
-        if (cluster_document := self._views[resources.HOSTEDCLUSTERS].find(place)) is not None:
-            cluster = nodepool.HostedCluster.from_json(cluster_document)
+        if (found := self._views[resources.HOSTEDCLUSTERS].find(place)) is not None:
+            cluster = nodepool.HostedCluster.from_json(found)
             is_owned = cluster.scope == self._settings.scope
         else:
             # Without HyperShift nothing keeps the HostedCluster until its NodePools are gone.
@@ -218,12 +222,12 @@ class OwningController:
         planes = self._views[resources.HOSTEDCONTROLPLANES].get_all().values()
         read = map(nodepool.HostedControlPlane.from_json, planes)
         namespace = cluster.control_plane_namespace
-        owned = sources.OwnedPool(
-            document, pool, cluster, cluster_document or {},
-            next((plane.infra_id for plane in read if plane.namespace == namespace), None),
-        )  # fmt: skip
+        infra_id = next((plane.infra_id for plane in read if plane.namespace == namespace), None)
+        owned = sources.OwnedPool(document, pool, cluster, infra_id)
         found = self._views[owned.kind].find(f"{namespace}/{pool.name}") or {}
-        sets = tuple(map(clusterapi.MachineSet.from_json, self._list_related(owned)))
+        documents = self._views[resources.MACHINESETS].get_all().values()
+        related = (each for each in documents if sources.is_of_pool(each, pool))
+        sets = tuple(map(clusterapi.MachineSet.from_json, related))
         named = {each.data_secret for each in sets if each.replicas}
         members = self._machines.get_all().values()
         return replace(
@@ -233,11 +237,6 @@ class OwningController:
             sets=sets,
             templates=frozenset(named | {machines.read_data_secret(found)}),
         )
-
-    def _list_related(self, owned: sources.OwnedPool) -> list[decode.Json]:
-        """Return the MachineSets of the pool."""
-        documents = self._views[resources.MACHINESETS].get_all().values()
-        return [each for each in documents if sources.is_of_pool(each, owned.pool)]
 
     def _write_secrets(
         self, owned: sources.OwnedPool, facts: token_secrets.SecretFacts
@@ -252,12 +251,6 @@ class OwningController:
             else:
                 self._client.create(resources.SECRETS, secret, namespace=place)
         return plan
-
-    def _write_owner(
-        self, owned: sources.OwnedPool, inputs: machines.MachineInputs, rolled_hash: str
-    ) -> sources.OwnedPool:
-        wanted = machines.build_owner(inputs, rolled_hash)
-        return replace(owned, found=self._write(owned, owned.kind, owned.found, wanted))
 
     def _write_health_check(
         self, owned: sources.OwnedPool, inputs: machines.MachineInputs, *, is_reached: bool
@@ -299,11 +292,6 @@ class OwningController:
         document = self._patch(owned, {"metadata": changes})
         return replace(owned, document=document, pool=nodepool.NodePool.from_json(document))
 
-    def _patch_status(self, owned: sources.OwnedPool, wanted: decode.Json) -> None:
-        status = resources.get_object(owned.document, "status")
-        if changes := resources.find_changes(status, wanted):
-            self._patch(owned, {"status": changes}, subresource="status")
-
     def _patch(
         self, owned: sources.OwnedPool, body: decode.Json, *, subresource: str = ""
     ) -> decode.Json:
@@ -330,7 +318,7 @@ class OwningController:
                     self._delete(kind, owned.namespace, found)
                 if kind is owned.kind:
                     return _RETRY_S
-        if owned.members or self._list_related(owned):
+        if owned.members or owned.sets:
             return _RETRY_S
         for secret in self._sources.read_secrets(owned, "").values():
             if sources.is_of_pool(secret, owned.pool):

@@ -21,7 +21,6 @@ class OwnedPool:
     document: decode.Json
     pool: nodepool.NodePool
     cluster: nodepool.HostedCluster
-    cluster_document: decode.Json
     infra_id: str | None
     """Of the HostedControlPlane; None if HyperShift did not make the control plane."""
     found: decode.Json = field(default_factory=dict)
@@ -44,8 +43,7 @@ class OwnedPool:
     @property
     def cluster_name(self) -> str:
         """Name of Cluster API's Cluster."""
-        spec = resources.get_object(self.cluster_document, "spec")
-        return self.infra_id or str(spec.get("infraID") or self.cluster.name)
+        return self.infra_id or self.cluster.infra_id or self.cluster.name
 
 
 class SourceReader:
@@ -57,13 +55,13 @@ class SourceReader:
 
     def read_inputs(self, owned: OwnedPool) -> generator.ConfigInputs:
         """Read the sources of the config."""
-        pool, has_hypershift = owned.pool, owned.infra_id is not None
+        pool, cluster, has_hypershift = owned.pool, owned.cluster, owned.infra_id is not None
         core, tuned = hosted_key.CORE_CONFIG, f"{_NTO_CONFIG}=true,{hosted_key.NODE_POOL}"
         nto = self._list(owned.namespace, f"{tuned}={pool.name}") if has_hypershift else ()
         place = pool.namespace
         return generator.ConfigInputs(
             pool,
-            owned.cluster,
+            cluster,
             {
                 name: self._client.find(resources.CONFIGMAPS, name, namespace=place)
                 for name in pool.configs
@@ -71,9 +69,9 @@ class SourceReader:
             self._list(owned.namespace, f"{core}=true") if has_hypershift else (),
             (*nto, *self._list(place, f"{hosted_key.POOL}={pool.name}")),
             self._list(place, hosted_key.RELEASE),
-            self._read_named(owned, "pullSecret", ".dockerconfigjson"),
-            self._read_named(owned, "additionalTrustBundle", "ca-bundle.crt"),
-            self._read_named(owned, "sshKey", "id_rsa.pub"),
+            self._read_secret(place, cluster.pull_secret, ".dockerconfigjson"),
+            self._read_bundle(place, cluster.trust_bundle),
+            self._read_secret(place, cluster.ssh_key, "id_rsa.pub"),
             has_hypershift,
         )
 
@@ -156,18 +154,14 @@ class SourceReader:
         params = {"labelSelector": selector}
         return self._client.list(resources.CONFIGMAPS, namespace=namespace, params=params).items
 
-    def _read_named(self, owned: OwnedPool, field: str, key: str) -> bytes | None:
-        """Read the Secret or ConfigMap in a field of the HostedCluster; None for none."""
-        spec = resources.get_object(owned.cluster_document, "spec")
-        name, place = str(resources.get_object(spec, field).get("name") or ""), owned.pool.namespace
-        if not name:
-            return None
-        if field == "additionalTrustBundle":
-            found = self._client.find(resources.CONFIGMAPS, name, namespace=place)
-            text = resources.get_object(found or {}, "data").get(key)
-            return text.encode() if isinstance(text, str) else None
-        secret = self._client.find(resources.SECRETS, name, namespace=place) or {}
-        return token_secret.read_value(secret, key) or None
+    def _read_secret(self, place: str, name: str, key: str) -> bytes | None:
+        secret = self._client.find(resources.SECRETS, name, namespace=place) if name else None
+        return token_secret.read_value(secret or {}, key) or None
+
+    def _read_bundle(self, place: str, name: str) -> bytes | None:
+        found = self._client.find(resources.CONFIGMAPS, name, namespace=place) if name else None
+        text = resources.get_object(found or {}, "data").get("ca-bundle.crt")
+        return text.encode() if isinstance(text, str) else None
 
 
 def is_of_pool(document: decode.Json, pool: nodepool.NodePool) -> bool:
