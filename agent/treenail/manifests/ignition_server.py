@@ -83,15 +83,7 @@ def build_server_documents(
         *build_join_access(namespace),
         objects.build_role("Role", events, permissions.build_rules([permissions.EVENT_VERBS])),
         objects.build_binding("RoleBinding", events, account),
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {
-                "selector": SELECTOR,
-                "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
-            },
-        },
+        _build_service(metadata, SELECTOR),
         _build_daemonset(options, namespace, server or ServerOptions()),
     ]
 
@@ -120,27 +112,12 @@ def build_hosted_documents(options: InstallOptions) -> list[Json]:
             objects.build_binding("RoleBinding", {**metadata, "namespace": plane}, account),
         ]
     arguments = ["--hosted", f"--namespace={','.join(options.control_planes)}"]
-    secret: Json = {"secretName": CERTIFICATE_SECRET, "defaultMode": 0o440}
-    pod: Json = {
-        "serviceAccountName": HOSTED_NAME,
-        "terminationGracePeriodSeconds": 30,
-        "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
-        "containers": [_build_container(options, arguments, is_on_host=False)],
-        "volumes": [{"name": _VOLUME, "secret": secret}],
-    }
+    pod = _build_pod(HOSTED_NAME, _build_container(options, arguments, is_on_host=False))
     return [
         objects.build_namespace(namespace, "restricted", labels),
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         *access,
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {
-                "selector": selector,
-                "ports": [{"name": "https", "port": PORT, "targetPort": "https"}],
-            },
-        },
+        _build_service(metadata, selector),
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
@@ -188,8 +165,25 @@ def build_approval_access(options: InstallOptions, namespace: str = NAME) -> lis
     ]
 
 
-def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOptions) -> Json:
+def _build_service(metadata: Json, selector: Json) -> Json:
+    ports = [{"name": "https", "port": PORT, "targetPort": "https"}]
+    spec = {"selector": selector, "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _build_pod(account: str, container: Json) -> Json:
     secret: Json = {"secretName": CERTIFICATE_SECRET, "defaultMode": 0o440}
+    return {
+        "serviceAccountName": account,
+        "terminationGracePeriodSeconds": 30,
+        # The kubelet gives files of Secrets to fsGroup.
+        "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
+        "containers": [container],
+        "volumes": [{"name": _VOLUME, "secret": secret}],
+    }
+
+
+def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOptions) -> Json:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
@@ -201,17 +195,12 @@ def _build_daemonset(options: InstallOptions, namespace: str, server: ServerOpti
             "template": {
                 "metadata": {"labels": _LABELS},
                 "spec": {
-                    "serviceAccountName": NAME,
+                    **_build_pod(NAME, _build_container(options, _list_arguments(options, server))),
                     "priorityClassName": "system-cluster-critical",
-                    "terminationGracePeriodSeconds": 30,
                     "hostNetwork": True,
                     "dnsPolicy": "ClusterFirstWithHostNet",
                     "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
                     "tolerations": list(objects.CONTROL_PLANE_TOLERATIONS),
-                    # The kubelet gives files of Secrets to fsGroup.
-                    "securityContext": {**objects.POD_SECURITY, "fsGroup": objects.NONROOT_UID},
-                    "containers": [_build_container(options, _list_arguments(options, server))],
-                    "volumes": [{"name": _VOLUME, "secret": secret}],
                 },
             },
         },
