@@ -17,7 +17,7 @@ from treenail.controllers.hosted.owning import token_secrets
 HOUR = 3600.0
 PLANE = "clusters-one"
 HASHES = tuple(f"{number:016x}" for number in range(0xA0, 0xC0))
-ENDPOINT = token_secrets.IgnitionEndpoint("https://ignition.example:22623")
+IGNITION_URL = "https://ignition.example:22623"
 
 
 def make_pool(upgrade_type: str = "Replace", **metadata: object) -> nodepool.NodePool:
@@ -72,7 +72,7 @@ class SecretSite:
             PLANE,
             make_config(HASHES[0]),
             HASHES[0],
-            ENDPOINT,
+            IGNITION_URL,
             {},
             (),
             now,

@@ -10,7 +10,6 @@ import json
 import pytest
 
 from tests.controllers.hosted.owning.secret_site import (
-    ENDPOINT,
     HASHES,
     HOUR,
     PLANE,
@@ -121,7 +120,7 @@ def test_secrets_have_what_hypershift_writes(site: SecretSite) -> None:
 
 def test_pointer_has_authorities(site: SecretSite) -> None:
     authority = b"-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"
-    site.run(endpoint=token_secrets.IgnitionEndpoint(ENDPOINT.url, authority))
+    site.run(authorities=authority)
     section = site.read_pointer(USER_DATA)["ignition"]
     assert isinstance(section, dict)
     assert "BEGIN%20CERTIFICATE" in json.dumps(section["security"])

@@ -136,13 +136,10 @@ class OwningController:
         now, inputs, owner, problem = self._clock.now(), None, None, None
         texts = (owned.pool.paused_until, owned.cluster.paused_until)
         is_paused = any(nodepool.is_paused(text, now) for text in texts)
-        settings = self._settings
-        endpoint = token_secrets.IgnitionEndpoint(
-            settings.ignition_url, settings.load_authorities()
-        )
         secrets = token_secrets.SecretFacts(
-            owned.pool, owned.namespace, None, "", endpoint, {}, owned.members, now,
-            owned.templates, reached=self._sources.read_reached(owned),
+            owned.pool, owned.namespace, None, "", self._settings.ignition_url, {}, owned.members,
+            now, owned.templates, reached=self._sources.read_reached(owned),
+            authorities=self._settings.load_authorities(),
         )  # fmt: skip
         try:
             owner = machines.read_owner(owned.pool, owned.found)

@@ -36,16 +36,6 @@ _Data = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class IgnitionEndpoint:
-    """Where machines fetch their config."""
-
-    url: str
-    """``https://HOST:PORT``, without a path."""
-    authorities: bytes = field(default=b"", repr=False)
-    """CAs of the server's certificate, PEM; without them machines trust the CAs of their image."""
-
-
-@dataclass(frozen=True, slots=True)
 class SecretFacts:
     """Facts about a NodePool and its Secrets, which are in the namespace of the control plane."""
 
@@ -59,7 +49,8 @@ class SecretFacts:
 
     Empty for a pool that never had a config.
     """
-    endpoint: IgnitionEndpoint
+    ignition_url: str
+    """``https://HOST:PORT``, where machines fetch their config."""
     found: Mapping[str, decode.Json] = field(repr=False)
     """Secrets of the namespace by name: those with `token_secret.TOKEN_LABEL` or `USER_DATA_LABEL`,
     and for KubeVirt each ``USER-DATA-userdata``. Those of other pools and programs stay as they
@@ -77,6 +68,8 @@ class SecretFacts:
     """Contents whose digests the token Secret has."""
     reached: str = ""
     """Target hash that a machine fetched last: the value of `token_secret.REACHED_CONFIGMAP`."""
+    authorities: bytes = field(default=b"", repr=False)
+    """CAs of the server's certificate, PEM; without them machines trust the CAs of their image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +206,15 @@ class _SecretPlanner:
         return {name: _encode(value) for name, value in values.items()} | data
 
     def _plan_pointer(self, name: str, target: str, token: object) -> None:
-        endpoint = self._facts.endpoint
         document = pointer.point_to(
-            f"{pointer.check_server_url(endpoint.url)}/ignition",
+            f"{pointer.check_server_url(self._facts.ignition_url)}/ignition",
             _POINTER_VERSION,
             {
                 "Authorization": f"Bearer {token}",
                 "NodePool": self._pool.full_name,
                 "TargetConfigVersionHash": target,
             },
-            authorities=endpoint.authorities,
+            authorities=self._facts.authorities,
         )
         secret = self._user_data.get(name)
         secret = secret or self._start_secret(name, token_secret.USER_DATA_LABEL)
