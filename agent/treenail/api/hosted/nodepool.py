@@ -131,6 +131,11 @@ class NodePool(_ConditionOwner, kind="NodePool", api_version=API_VERSION):
         """Name of the RolloutPolicy that conducts the pool; empty for none."""
         return self.metadata.annotations.get(hosted_key.ROLLOUT_POLICY, "")
 
+    @property
+    def allows_refresh(self) -> bool:
+        """Whether nodes of a Replace pool get changes in place that need no drain or reboot."""
+        return self.metadata.annotations.get(hosted_key.REFRESH) == UpgradeType.IN_PLACE
+
     def read_secret_hash(self, secret: str) -> str:
         """Return the hash in the name of a token or user-data Secret of this pool, or nothing."""
         for prefix in (USER_DATA_PREFIX, TOKEN_PREFIX):

@@ -53,7 +53,7 @@ def test_other_manager_is_one_that_writes_after_treenail(
 
 def test_write_of_another_part_is_not_the_status() -> None:
     document = make_writes(("kubectl", "13:00:00"), subresource="")
-    assert conditions.find_other_manager(document, None) == ""
+    assert conditions.find_other_manager(document, ObjectMeta("c")) == ""
 
 
 @pytest.mark.parametrize(

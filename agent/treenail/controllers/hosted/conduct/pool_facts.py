@@ -36,7 +36,6 @@ REFRESH_SUFFIX = "_refresh"  # no object has this sign in its name
 _ON_DELETE = "OnDelete"
 _NO_CREATION = clusterapi.GROUP + "/disable-machine-create"
 """Annotation of an older MachineSet, from Cluster API for OnDelete."""
-_IN_PLACE = "InPlace"
 _UNREACHABLE_S = 300.0
 """Longest drain of a node without a kubelet, as Cluster API and HyperShift have it."""
 _NAMED_NODES = 5
@@ -66,7 +65,7 @@ class PoolObjects:
             return self._is_pending
         # Machines that were replaced since have the config, and what a refresh left is removed.
         is_covered = self.owner is not None and self.rolled_hash == self.owner.own_target
-        return self._is_pending and self._allows_refresh and is_covered and self._is_replaced
+        return self._is_pending and self.pool.allows_refresh and is_covered and self._is_replaced
 
     @property
     def gives_nodes(self) -> bool:
@@ -85,7 +84,7 @@ class PoolObjects:
             return False
         if self.pool.is_in_place:
             return owner.updated_rollout == rolled
-        return self._allows_refresh and self._is_replaced
+        return self.pool.allows_refresh and self._is_replaced
 
     @property
     def _is_pending(self) -> bool:
@@ -93,10 +92,6 @@ class PoolObjects:
         if not self.is_owned or owner is None or not owner.own_target:
             return False
         return owner.updated_config not in (None, owner.own_target)
-
-    @property
-    def _allows_refresh(self) -> bool:
-        return self.pool.metadata.annotations.get(hosted_key.REFRESH) == _IN_PLACE
 
     @property
     def rolled_hash(self) -> str:

@@ -45,9 +45,7 @@ class StatusFacts:
         """Whether all machines, or for InPlace all nodes, have what the owner says."""
         owner = self.owner
         if not isinstance(owner, clusterapi.MachineDeployment):
-            notes = owner.metadata.annotations if owner else {}
-            updated = notes.get(hosted_key.UPDATED_CONFIG)
-            return updated is not None and updated == notes.get(hosted_key.TARGET_CONFIG)
+            return owner is not None and "" != owner.own_target == owner.updated_config
         counts = {
             owner.replicas, owner.current_replicas, owner.updated_replicas,
             owner.available_replicas,
@@ -166,7 +164,7 @@ def _describe_machines(
     rolls = config.rollout_hash != pool.current_rollout_hash
     is_older = pool.version not in ("", config.version)
     done = pool.read_secret_hash(owner.data_secret)
-    if pool.is_in_place or pool.metadata.annotations.get(hosted_key.REFRESH) == "InPlace":
+    if pool.is_in_place or pool.allows_refresh:
         done = owner.metadata.annotations.get(hosted_key.UPDATED_CONFIG, done)
     is_pending = not rolls and config.target_hash != done
     used = pool.metadata.annotations.get(hosted_key.PLATFORM_TEMPLATE, owner.infrastructure_name)
@@ -182,7 +180,7 @@ def _describe_machines(
     }
 
 
-def find_other_manager(pool: object_meta.ObjectMeta, cluster: object_meta.ObjectMeta | None) -> str:
+def find_other_manager(pool: object_meta.ObjectMeta, cluster: object_meta.ObjectMeta) -> str:
     """Name the program that writes the status of a NodePool beside treenail; empty for none.
 
     A write from before treenail's own last one, or before the cluster got its scope, is history.
@@ -203,12 +201,11 @@ def was_owned(pool: object_meta.ObjectMeta) -> bool:
 
 
 def _read_writes(
-    metadata: object_meta.ObjectMeta | None, is_meant: Callable[[decode.Json], bool]
+    metadata: object_meta.ObjectMeta, is_meant: Callable[[decode.Json], bool]
 ) -> list[tuple[str, float]]:
     """Return name and time of the writers of some fields."""
-    entries = metadata.others.get("managedFields") if metadata else None
     return [
         (str(entry.get("manager")), clocks.parse_rfc3339(str(entry.get("time"))) or 0.0)
-        for entry in discovery.iter_objects(entries)
+        for entry in discovery.iter_objects(metadata.others.get("managedFields"))
         if is_meant(entry)
     ]

@@ -144,17 +144,11 @@ class _Finder:
         self._needs_payload = bool(starting) or (self._pool.is_in_place and is_changing)
 
     def find(self) -> Iterator[Cause]:
-        if (
-            self._is_owned
-            and self._cluster
-            and (
-                other := owned_conditions.find_other_manager(
-                    self._pool.metadata, self._cluster.metadata
-                )
-            )
-        ):
-            text = f"{other} wrote the status, so that treenail changes nothing"
-            yield self._make("ManagedElsewhere", text)
+        if self._is_owned and self._cluster:
+            pool, cluster = self._pool.metadata, self._cluster.metadata
+            if other := owned_conditions.find_other_manager(pool, cluster):
+                text = f"{other} wrote the status, so that treenail changes nothing"
+                yield self._make("ManagedElsewhere", text)
         yield from self._find_pauses()
         yield from self._find_cluster_problem()
         yield from self._find_missing_core_config()

@@ -69,16 +69,15 @@ class PoolFacts:
     def wanted_hash(self) -> str:
         """Hash that the owner works towards; empty before it made its first template."""
         if isinstance(self.template, clusterapi.MachineSet):
-            notes = self.template.metadata.annotations
-            return notes.get(hosted_key.TARGET_CONFIG, self.template.target_hash)
+            return self.template.own_target or self.template.target_hash
         return self.pool.read_secret_hash(self.template.data_secret) if self.template else ""
 
     @property
     def current_hash(self) -> str:
         """Hash that all nodes have; empty before the first nodes exist."""
         if isinstance(self.template, clusterapi.MachineSet):
-            notes = self.template.metadata.annotations
-            return notes.get(hosted_key.UPDATED_CONFIG, self.template.current_hash)
+            updated = self.template.updated_config
+            return self.template.current_hash if updated is None else updated
         return self.pool.current_hash
 
     @property
