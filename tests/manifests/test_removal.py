@@ -41,6 +41,9 @@ CREATED = {
     "provisioning/tokens/bootstrap_tokens.py": ["SECRETS"],
     # They stay: machines boot from these Secrets, and their owners are those of HyperShift.
     "controllers/hosted/owning/controller.py": ["resource", "SECRETS"],
+    # In a hosted cluster, where the end of an update deletes them:
+    # tests/controllers/hosted/in_place/test_upgrade_objects.py
+    "controllers/hosted/in_place/upgrade_site.py": ["resource", "resource", "PODS"],
     # tests/controllers/hosted/conduct/test_rules.py
     "controllers/hosted/rollout_store.py": ["CONFIGMAPS"],
     # tests/controllers/test_run.py
