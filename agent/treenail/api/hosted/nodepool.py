@@ -153,14 +153,6 @@ class ImageContentSource(codec.JsonObject, omits_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class VersionUpdate(codec.JsonObject, omits_defaults=True):
-    """One entry in the history of versions."""
-
-    version: str = ""
-    image: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class HostedCluster(_ConditionOwner, kind="HostedCluster", api_version=API_VERSION):
     """Snapshot of a HostedCluster; an empty name of a Secret or ConfigMap is unset."""
 
@@ -182,8 +174,6 @@ class HostedCluster(_ConditionOwner, kind="HostedCluster", api_version=API_VERSI
     ignition_endpoint: Annotated[str, codec.Key("status.ignitionEndpoint")] = ""
     desired_image: Annotated[str, codec.Key("status.version.desired.image")] = ""
     """The release that the control plane works towards; the spec's one may be held."""
-    history: Annotated[tuple[VersionUpdate, ...], codec.Key("status.version.history")] = ()
-    """Versions of the control plane, newest first."""
     conditions: object_meta.StatusConditions = ()
 
     @property

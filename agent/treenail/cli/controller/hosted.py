@@ -38,10 +38,6 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="read releaseVersion, releaseImage, baseOSContainerImage and, if there are any, "
         "baseOSExtensionsContainerImage and osImageStream from this YAML or JSON file",
     )  # fmt: skip
-    parser.add_argument(
-        "--version", default="", metavar="V",
-        help="version of the release (default: releaseVersion of the file)",
-    )  # fmt: skip
     parser.set_defaults(run=print_release)
 
 
@@ -51,7 +47,7 @@ def print_release(arguments: argparse.Namespace) -> int:
 
     name = arguments.images
     images, configs = files.read_input(name), files.read_documents([arguments.configs])
-    found, warnings = release.read_release((name, images), configs, arguments.version)
+    found, warnings = release.read_release((name, images), configs)
     terminal.print_lines((f"warning: {text}" for text in warnings), sys.stderr)
     made = map(documents.dump_document, release.build_config_maps(found))
     sys.stdout.write("---\n".join(made))

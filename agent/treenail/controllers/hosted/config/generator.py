@@ -72,9 +72,8 @@ def _generate(inputs: ConfigInputs) -> pool_config.PoolConfig:
     found = _read_documents(inputs)
     if inputs.has_hypershift:
         _check_core_configs(inputs, found)
-    version = next((e.version for e in cluster.history if e.image == pool.release_image), "")
     base = release.find_release(
-        inputs.release_config_maps, pool.release_image, pool.os_image_stream, version
+        inputs.release_config_maps, pool.release_image, pool.os_image_stream
     )
     images = merge.DefaultImages(base.os_image, base.extensions_image)
     files = _build_files(inputs)

@@ -52,21 +52,20 @@ class Release(codec.JsonObject, is_strict=True, omits_defaults=True):
 
 
 def read_release(
-    images: tuple[str, bytes], configs: Iterable[tuple[str, str | bytes]], version: str = ""
+    images: tuple[str, bytes], configs: Iterable[tuple[str, str | bytes]]
 ) -> tuple[Release, list[str]]:
     """Read a release from the contents of files, and return warnings; raise `ConfigError`.
 
-    ``images`` has name and content; its version must be ``version`` if both are given.
+    ``images`` has name and content.
     """
     where, text = images
-    document = {"releaseVersion": version, **documents.load_document(text, where=where)}
-    release = decode.Fields(document, where).read(Release)
-    name = release.version
-    is_name = object_meta.is_object_name(f"{name}{release.stream}")
-    if not is_name or len(name) > _MAX_VERSION or version not in ("", name):
+    release = decode.Fields(documents.load_document(text, where=where), where).read(Release)
+    version = release.version
+    is_name = object_meta.is_object_name(f"{version}{release.stream}")
+    if not is_name or len(version) > _MAX_VERSION:
         raise ConfigError(
-            f"{where}: releaseVersion, osImageStream: expected {version or 'a-z, 0-9, . and -'}, "
-            f"found {name:.80}, {release.stream:.80}",
+            f"{where}: releaseVersion, osImageStream: expected a-z, 0-9, . and -, "
+            f"found {version:.80}, {release.stream:.80}",
             remedy="correct it",
         )
     for image in filter(None, (release.os_image, release.extensions_image)):
@@ -111,13 +110,8 @@ def build_config_maps(release: Release) -> Iterator[decode.Json]:
         yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
-def find_release(
-    config_maps: Iterable[decode.Json], image: str, stream: str = "", version: str = ""
-) -> Release:
-    """Return the release with this image and stream; raise `pool_config.PoolConfigError`.
-
-    ``version`` is for the message about a release that is missing.
-    """
+def find_release(config_maps: Iterable[decode.Json], image: str, stream: str = "") -> Release:
+    """Return the release with this image and stream; raise `pool_config.PoolConfigError`."""
     every = [decode.Fields(one, "ConfigMap").get_text_map("data") for one in config_maps]
     wanted = [
         data for data in every if (data.get(_IMAGE), data.get(_STREAM, "")) == (image, stream)
@@ -134,8 +128,7 @@ def find_release(
             f"{names:.200} ({error}); known releases: {known:.2000}",
             reason=pool_config.MISSING_RELEASE,
             remedy="delete ConfigMaps of other runs, and run: treenail-controller hosted release "
-            f"--version {version or 'VERSION':.80} --configs DIR --images FILE | kubectl apply "
-            "--server-side -n NAMESPACE -f -",
+            "--configs DIR --images FILE | kubectl apply --server-side -n NAMESPACE -f -",
         ) from error
 
 
