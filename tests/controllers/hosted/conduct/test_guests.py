@@ -11,7 +11,8 @@ from tests.fixtures import hosted
 from tests.fixtures.controllers import CLOCK
 from tests.waiting import wait_until
 from treenail.api.hosted.nodepool import HostedControlPlane
-from treenail.controllers.hosted.conduct.guests import GuestCluster, load_guest_config
+from treenail.controllers.hosted.conduct.guests import GuestCluster
+from treenail.controllers.hosted.guest_kubeconfig import load_guest_config
 from treenail.errors import NotFoundError, NotLeaderError, TreenailError, UsageError
 from treenail.kube.resources import NODES, SECRETS
 from treenail.kube.transport.kubeconfig import ApiServerConfig, read_kubeconfig
@@ -27,23 +28,30 @@ users: [{name: admin, user: {token: secret-token}}]
 """
 
 
-def load(name: str, key: str, text: bytes, *, names_secret: bool = True) -> ApiServerConfig:
+def load(
+    name: str, key: str, text: bytes, *, names_secret: bool = True, has_plane: bool = True
+) -> ApiServerConfig:
     api = Api(lambda: 0.0)
     api.put(SECRETS, {"metadata": {"name": name}, "data": {key: b64encode(text).decode()}})
     document = hosted.make_control_plane()
     if not names_secret:
         del document["status"]["kubeConfig"]
-    return load_guest_config(cast("Any", api), HostedControlPlane.from_json(document))
+    plane = HostedControlPlane.from_json(document) if has_plane else None
+    return load_guest_config(cast("Any", api), "", plane, "made-by-others")
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "names_secret"),
-    [("admin-kubeconfig", "kubeconfig", True), ("one-kubeconfig", "value", False)],
+    ("name", "key", "settings"),
+    [
+        ("admin-kubeconfig", "kubeconfig", {}),
+        ("one-kubeconfig", "value", {"names_secret": False}),
+        ("made-by-others-kubeconfig", "value", {"has_plane": False}),
+    ],
 )
 def test_kubeconfig_is_that_of_the_control_plane_else_of_cluster_api(
-    name: str, key: str, *, names_secret: bool
+    name: str, key: str, settings: dict[str, bool]
 ) -> None:
-    config = load(name, key, KUBECONFIG.encode(), names_secret=names_secret)
+    config = load(name, key, KUBECONFIG.encode(), **settings)
     assert (config.server, config.token) == ("https://SERVER:6443", "secret-token")
 
 

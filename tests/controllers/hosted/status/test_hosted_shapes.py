@@ -131,7 +131,18 @@ def test_objects_of_the_expected_form_are_read() -> None:
     (row,) = read_rows(OBJECTS)
     assert (row.counts, row.wanted_hash) == ({"joined": 1}, hosted.NEW_HASH)
     (unread,) = row.unread
-    assert unread.startswith("nodes of the hosted cluster: Secret clusters-one/admin-kubeconfig: ")
+    place = "kubeconfig in Secret admin-kubeconfig in namespace clusters-one"
+    assert unread.startswith(f"nodes of the hosted cluster: {place}: ")
+
+
+def test_control_plane_of_another_provider_has_the_kubeconfig_of_cluster_api() -> None:
+    without = [(kind, each) for kind, each in OBJECTS if kind is not HOSTEDCONTROLPLANES]
+    client = Client(StoredDocuments(without, [each["metadata"]["name"] for _, each in without]))
+    (row,) = rows.build_rows(snapshot.read_pools(client, FakeClock(NOW)), now=NOW)
+    (unread,) = row.unread
+    name = OBJECTS[3][1]["spec"]["clusterName"]
+    assert f"{name}-kubeconfig" in unread, unread
+    assert "HostedControlPlane" not in unread
 
 
 @pytest.mark.parametrize("index", range(len(OBJECTS)))

@@ -12,12 +12,11 @@ from functools import partial
 from typing import TypeVar
 
 from treenail import clocks, errors
-from treenail.api import object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 from treenail.controllers.drain import controller as drain_controller
 from treenail.controllers.drain import decide
-from treenail.controllers.hosted import rollout_store
+from treenail.controllers.hosted import guest_kubeconfig, rollout_store
 from treenail.controllers.hosted.conduct import conductor, guests, own_update, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.controllers.pools import pool_views
@@ -248,15 +247,12 @@ class ConductController:
     def _load_config(
         self, namespace: str, objects: pool_facts.PoolObjects
     ) -> kubeconfig.ApiServerConfig:
-        control_plane = self._find_control_plane(namespace)
-        if control_plane is None and objects.is_owned and objects.owner is not None:
-            # Another provider of control planes: Cluster API's Secret has its kubeconfig.
-            metadata = object_meta.ObjectMeta(objects.cluster.name, namespace=namespace)
-            cluster = objects.owner.cluster_name
-            control_plane = nodepool.HostedControlPlane(metadata, infra_id=cluster)
-        if control_plane is None:
-            raise errors.NotFoundError(f"namespace {namespace} has no HostedControlPlane")
-        return guests.load_guest_config(self._client, control_plane)
+        return guest_kubeconfig.load_guest_config(
+            self._client,
+            namespace,
+            self._find_control_plane(namespace),
+            "" if objects.owner is None else objects.owner.cluster_name,
+        )
 
     def _find_control_plane(self, namespace: str) -> nodepool.HostedControlPlane | None:
         found = self._control_planes.get_all().values()

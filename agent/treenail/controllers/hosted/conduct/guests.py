@@ -5,17 +5,14 @@ down, slow or has another CA therefore delays no other one.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from treenail import clocks, errors
 from treenail.api import component_names, decode
-from treenail.api.hosted import nodepool
 from treenail.controllers.drain import controller as drain_controller
 from treenail.controllers.drain import decide
 from treenail.controllers.hosted.in_place import upgrade_objects
 from treenail.controllers.pools import node_facts
 from treenail.controllers.runtime import controller_metrics, informer_set, workers
-from treenail.encoding import json_text
 from treenail.kube import api_client, event_recorder, lease, resources, watch
 from treenail.kube.transport import kubeconfig, native
 
@@ -24,28 +21,6 @@ RELOAD_S = 30.0
 _CALL_LIMIT_S = 10.0
 _DRAIN_STOP_S = 2.0
 _NODES = (resources.NODES.plural,)
-
-
-def load_guest_config(
-    client: api_client.Client, control_plane: nodepool.HostedControlPlane
-) -> kubeconfig.ApiServerConfig:
-    """Read the kubeconfig that the HostedControlPlane names, else the one of Cluster API.
-
-    Raises `ClusterError` and `UsageError`.
-    """
-    namespace, named = control_plane.namespace, control_plane.kubeconfig
-    name, key = f"{control_plane.infra_id}-kubeconfig", "value"
-    if named is not None:
-        name, key = named.name, named.key
-    where = f"kubeconfig in Secret {name} in namespace {namespace}"
-    secret = client.get(resources.SECRETS, name, namespace=namespace)
-    encoded = decode.Fields.from_json(secret, where).get_object("data").get_text(key)
-    with suppress(ValueError):  # Its text would quote a part of the Secret.
-        return kubeconfig.read_kubeconfig_text(json_text.decode_base64(encoded).decode(), where)
-    raise errors.UsageError(
-        f"cannot use the {where}: its key {key} is not base64 of a text",
-        remedy="delete the Secret: HyperShift creates it again",
-    )
 
 
 class GuestCluster:

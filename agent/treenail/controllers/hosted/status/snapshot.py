@@ -10,16 +10,17 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from treenail import clocks, errors, sanitize
 from treenail.api import component_names, machineconfigpool, node, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool, token_secret
-from treenail.controllers.hosted import rollout_store
+from treenail.controllers.hosted import guest_kubeconfig, rollout_store
 from treenail.controllers.hosted.status import facts
 from treenail.kube import api_client, discovery, resources
-from treenail.kube.transport import kubeconfig, native
+from treenail.kube.transport import native
 
 T = TypeVar("T")
 _NO_PARAMS: Mapping[str, str] = {}
@@ -235,11 +236,15 @@ class _SnapshotReader:
         """Read the nodes of hosted clusters whose pools update in place, all at the same time."""
         changing = [each for each in found if _needs_nodes(each) and each.control_plane]
         pools = {each.pool.full_name: each.control_plane for each in changing}
+        clusters = {each.control_plane: each.template for each in changing}
         end = self._clock.monotonic() + _GUESTS_LIMIT_S
         nodes = {}
         with ThreadPoolExecutor(_GUEST_THREADS) as executor:
             results = {
-                plane: executor.submit(self._read_guest, plane, end) for plane in {*pools.values()}
+                plane: executor.submit(
+                    self._read_guest, plane, template.cluster_name if template else "", end
+                )
+                for plane, template in clusters.items()
             }
             for pool, plane in pools.items():
                 try:
@@ -248,17 +253,16 @@ class _SnapshotReader:
                     self._note(pool, "nodes of the hosted cluster", error, is_guest=True)
         return nodes
 
-    def _read_guest(self, plane: str, end: float) -> dict[str, node.Node]:
+    def _read_guest(self, plane: str, cluster: str, end: float) -> dict[str, node.Node]:
         if self._clock.monotonic() > end:
             raise errors.ClusterError(f"other hosted clusters took {_GUESTS_LIMIT_S:g} s")
-        documents = self._client.list(resources.HOSTEDCONTROLPLANES, namespace=plane).items
-        planes = map(nodepool.HostedControlPlane.from_json, documents)
-        place = next((each.kubeconfig for each in planes if each.kubeconfig), None)
-        secret = self._find_secret(place.name, plane) if place else None
-        if place is None or secret is None:
-            raise errors.ClusterError("it has no kubeconfig yet")
-        text = token_secret.read_text(secret, place.key)
-        config = kubeconfig.read_kubeconfig_text(text, f"Secret {plane}/{place.name}")
+        planes: list[nodepool.HostedControlPlane] = []
+        with suppress(errors.NotFoundError):  # Without HyperShift the kind may not exist.
+            documents = self._client.list(resources.HOSTEDCONTROLPLANES, namespace=plane).items
+            planes += map(nodepool.HostedControlPlane.from_json, documents)
+        config = guest_kubeconfig.load_guest_config(
+            self._client, plane, next(iter(planes), None), cluster
+        )
         transport = native.HttpTransport(config, self._clock, connect_s=self._guest_limit_s)
         nodes: dict[str, node.Node] = {}
         try:
