@@ -11,6 +11,8 @@ from treenail import errors
 from treenail.api import component_names, decode
 from treenail.kube import api_client, resources
 
+DRAIN_EXPIRED = "DrainTimedOut"
+"""Reason of an Event, and condition of the record: pods were left when a drain ended."""
 _NAME = component_names.HOSTED_ROLLOUTS
 
 

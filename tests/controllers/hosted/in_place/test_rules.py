@@ -15,6 +15,7 @@ from tests.controllers.hosted.in_place.world import (
 )
 from tests.fixtures import hosted
 from treenail.api import annotations as key
+from treenail.api import component_names
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted.nodepool import NodePool
 from treenail.controllers.drain.decide import DrainNode
@@ -421,6 +422,8 @@ def test_missing_agent_image_is_reported() -> None:
     world.sync()
     [text] = {text for _, reason, text in world.warnings if reason == "AgentMissing"}
     assert "--agent-image" in text
+    record = json.dumps(world.management.objects["configmaps", component_names.HOSTED_ROLLOUTS])
+    assert "AgentMissing" in record
     assert not [name for kind, name in world.guest.objects if kind == "pods"]
 
 

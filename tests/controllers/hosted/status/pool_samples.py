@@ -57,7 +57,7 @@ def make_facts(upgrade_type: str = "Replace", **changes: Any) -> facts.PoolFacts
         "template": template,
         "machines": (read_machine("np-0"), read_machine("np-1")),
         "core_configs": 3,
-        "has_secrets": True,
+        "token_name": f"token-np-{target}",
         "token": TOKEN,
         **changes,
     }

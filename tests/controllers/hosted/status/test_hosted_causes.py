@@ -278,7 +278,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
     (
         "token gone, Secrets not read",
         "Replace",
-        {**NO_TOKEN, "has_secrets": False},
+        {**NO_TOKEN, "token_name": ""},
         ("", False, ""),
         "",
     ),
@@ -348,7 +348,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "Replace",
         {
             **NO_TOKEN,
-            "has_secrets": False,
+            "token_name": "",
             "conditions": [make_condition("ValidGeneratedPayload", "False", "InvalidConfig", "x")],
         },
         ("PayloadMissing", False, hosted.SINCE),
@@ -574,7 +574,7 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
         "Replace",
         {
             **NO_TOKEN,
-            "has_secrets": False,
+            "token_name": "",
             "conditions": [make_condition("ValidGeneratedPayload", "True")],
         },
         ("", False, ""),

@@ -13,14 +13,13 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, object_meta
 from treenail.api.hosted import clusterapi
+from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.conduct import guests, own_update, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_site
 from treenail.controllers.pools import node_facts, os_image, pool_membership, rollout_policy
 from treenail.controllers.rollout import reconcile, writer
 from treenail.kube import discovery, event_recorder, resources
 
-DRAIN_EXPIRED = "DrainTimedOut"
-"""Reason of an Event, and condition of the record."""
 PAUSE_RECHECK_S = 30.0
 """Delay after which a pause may have ended, which is a time that nothing else reports."""
 
@@ -119,9 +118,11 @@ class PoolConductor:
     def note_expired_drain(self, node: str, message: str) -> None:
         """Report a drain that ended before all pods had left, as an Event and in the record."""
         text = f"node {node}: {message}"
-        self._tools.events.record_warning(self.refer_to(), DRAIN_EXPIRED, text)
+        self._tools.events.record_warning(self.refer_to(), rollout_store.DRAIN_EXPIRED, text)
         now = clocks.format_rfc3339(self._tools.clock.now())
-        condition = object_meta.Condition(DRAIN_EXPIRED, "True", "NodeDrainTimeout", text, now)
+        condition = object_meta.Condition(
+            rollout_store.DRAIN_EXPIRED, "True", "NodeDrainTimeout", text, now
+        )
         self._drain_conditions = (condition.to_json(),)
 
     def forget(self) -> None:
@@ -181,7 +182,7 @@ class PoolConductor:
         objects = self._objects
         if "conditions" in status:
             found = discovery.iter_objects(status["conditions"])
-            others = [each for each in found if each.get("type") != DRAIN_EXPIRED]
+            others = [each for each in found if each.get("type") != rollout_store.DRAIN_EXPIRED]
             status = {**status, "conditions": [*others, *self._drain_conditions]}
         merged = {name: _drop_none(part) for name, part in {**pool.status, **status}.items()}
         self._tools.store.write(objects.namespace, objects.record_name, merged)

@@ -112,7 +112,7 @@ class OwnUpdate:
             return
         self.verdict = self.begin(objects, guest)
         if self._content is not None and self.verdict is None:
-            self._sync_installers(objects, guest, members, self._content)
+            self.verdict = self._sync_installers(objects, guest, members, self._content)
 
     def finish(self, objects: pool_facts.PoolObjects, guest: guests.GuestCluster) -> bool:
         """End the update if all nodes have the target; return whether they have."""
@@ -244,7 +244,7 @@ class OwnUpdate:
         guest: guests.GuestCluster,
         members: Collection[node_facts.NodeFacts],
         content: upgrade_objects.UpgradeContent,
-    ) -> None:
+    ) -> _Verdict:
         states, site = guest.get_states(), self._find_site(guest)
         updating = [
             states[node.name]
@@ -255,15 +255,16 @@ class OwnUpdate:
         ]
         names = [state.name for state in updating if site.is_installer_due(state)]
         image = self._tools.agent_image
-        if names and not image:
-            self._warn(
-                objects, "AgentMissing",
-                f"node {min(names)} and {len(names) - 1} others have no treenail in their "
-                "image: restart the controller with --agent-image",
-            )  # fmt: skip
-            names = []
         with suppress(errors.NotFoundError):  # The namespace was deleted a moment ago.
-            site.sync_installers(content, names, image)
+            site.sync_installers(content, names if image else (), image)
+        if image or not names:
+            return None
+        text = (
+            f"node {min(names)} and {len(names) - 1} others have no treenail in their image: "
+            "restart the controller with --agent-image"
+        )
+        self._warn(objects, "AgentMissing", text)
+        return os_image.GateBlocked(text, "AgentMissing")
 
     def _is_done_now(self, guest: guests.GuestCluster, name: str, target: str) -> bool:
         try:

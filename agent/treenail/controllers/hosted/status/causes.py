@@ -16,6 +16,7 @@ from treenail.api import node as node_api
 from treenail.api import object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.owning import conditions as owned_conditions
 from treenail.controllers.hosted.status import facts
 from treenail.encoding import codec
@@ -72,15 +73,24 @@ _STEPS = {
     "WaitsForDeletion": "run: {plane} delete machine {name}",
 }
 """The next step of each kind of cause; the names in it are quoted for a shell."""
+_CONTROLLER_LOG = "run: kubectl -n treenail logs deployment/treenail-controller"
 _OWNED_STEPS = {
     "ManagedElsewhere": "restrict it to its own scope, then remove annotation "
     "hypershift.openshift.io/scope from hostedcluster {cluster}, and set it again",
     "NodeDegraded": "correct the config or the node; a new config goes to degraded nodes first",
-    "PayloadMissing": "run: kubectl -n treenail logs deployment/treenail-controller",
+    rollout_store.DRAIN_EXPIRED: "",
+    "RolloutStopped": "do what the message says",
+    "ConfigRefreshDegraded": "correct the config or the node that the message names: {edit}",
+    "NotConducted": _CONTROLLER_LOG,
+    **dict.fromkeys(
+        ("PayloadMissing", "TokenMissing", "TokenExpired", "TokenNotRenewed"), _CONTROLLER_LOG
+    ),
 }
 """The same for pools that treenail owns, where it differs."""
 _VALID_STEP = "run: {home} describe nodepool {pool}"
-_PROGRESS = frozenset({"Updating", "ConfigUpdatePending", "UpgradeStopped"})
+_PROGRESS = frozenset(
+    {"Updating", "ConfigUpdatePending", "UpgradeStopped", "ConfigRefreshProgressing"}
+)
 """Kinds without a next step."""
 _MACHINE_CONDITIONS = (
     "InfrastructureReady", "BootstrapConfigReady", "NodeHealthy", "NodeReady", "Ready",
@@ -270,9 +280,10 @@ class _Finder:
         elif stopped and not match:
             yield self._make("UpgradeStopped", stopped, since)
         for name, reason in [*degraded.items()][:_MAX_NAMED]:
-            text = f"node {name} is degraded, so that {self._facts.owner} updates no node: "
-            text += reason
-            yield self._make("NodeDegraded", text, since, name=name)
+            text = f"node {name} is degraded"
+            # treenail goes on with another config, and with maxFailures of a RolloutPolicy.
+            text += "" if self._is_owned else ", so that HyperShift updates no node"
+            yield self._make("NodeDegraded", f"{text}: {reason}", since, name=name)
         if drained := [name for name, node in nodes if _is_drained(node)]:
             text = f"{_name_all('node', drained)} drained"
             text += "" if self._is_owned else "; HyperShift has no time limit for this"
@@ -283,10 +294,10 @@ class _Finder:
         kind, is_blocking, token = "", self._needs_payload, self._facts.token
         payload = self._pool.find_condition(nodepool.NodePoolCondition.VALID_GENERATED_PAYLOAD)
         said, since = (payload, "") if payload and payload.status != "True" else (None, "")
-        name = f"{nodepool.TOKEN_PREFIX}{self._pool.name}-{self._facts.wanted_hash}"
+        name = self._facts.token_name
         if said is not None:
             kind, text, since = "PayloadMissing", _say(said), said.last_transition_time
-        if token is None and self._facts.has_secrets and self._facts.wanted_hash:
+        if token is None and name:
             kind, text = "TokenMissing", f"Secret {name} does not exist"
         elif token is not None:
             end = clocks.parse_rfc3339(token.expires_at)
@@ -351,6 +362,7 @@ class _Finder:
     def _find_rollout(self) -> Iterator[Cause]:
         """Say what a rollout waits for that no object reports as a problem."""
         wanted, template = self._facts.wanted_hash, self._template
+        yield from self._find_refresh()
         if template is None and self._cluster and not self._facts.unread:
             text = f"{self._facts.owner} has made no machines yet"
             yield self._make("Updating", text, is_blocking=False)
@@ -372,25 +384,44 @@ class _Finder:
             )
         names, policy = {"name": old[0] if old else ""}, self._pool.rollout_policy
         text = text or "the update begins"
-        if policy:
-            yield self._describe_conducting(policy, text, since)
+        if policy or (self._is_owned and self._pool.is_in_place):
+            yield from self._describe_conducting(policy, text, since)
             return
         yield self._make(kind, text, since, is_blocking=kind != "Updating", **names)
 
-    def _describe_conducting(self, policy: str, text: str, since: str) -> Cause:
+    def _find_refresh(self) -> Iterator[Cause]:
+        """Say what the controller ``hosted`` wrote of a config without drain and reboot."""
+        if not self._facts.is_refreshing:
+            return
+        for kind in ("ConfigRefreshDegraded", "ConfigRefreshProgressing"):
+            condition = self._pool.find_condition(kind)
+            if condition is not None and condition.status == "True":
+                text, since = _say(condition), condition.last_transition_time
+                yield self._make(kind, text, since, is_blocking=kind.endswith("Degraded"))
+                return
+
+    def _describe_conducting(self, policy: str, text: str, since: str) -> Iterator[Cause]:
         """Say what the controller ``hosted`` recorded of the rollout."""
-        conducted, start = self._facts.conducted, f"RolloutPolicy {policy} conducts the rollout: "
+        conducted, start = self._facts.conducted, ""
+        if policy:
+            start = f"RolloutPolicy {policy} conducts the rollout: "
+        drain = nodepool.find_condition(conducted or (), rollout_store.DRAIN_EXPIRED)
+        if drain is not None:
+            text, since = _say(drain), drain.last_transition_time
+            yield self._make(drain.type, text, since, is_blocking=False)
         if conducted == ():
-            text = f"treenail has not begun the rollout by RolloutPolicy {policy}: {text}"
-            return self._make("NotConducted", text, since, is_blocking=False)
+            start = f"treenail has not begun the rollout{policy and f' by RolloutPolicy {policy}'}"
+            yield self._make("NotConducted", f"{start}: {text}", since, is_blocking=False)
+            return
         for name in ("Degraded", "Updating"):
             condition = nodepool.find_condition(conducted or (), name)
             if condition is not None and condition.status == "True":
                 kind = "RolloutStopped" if name == "Degraded" else "Updating"
                 since, is_blocking = condition.last_transition_time, name == "Degraded"
                 text = start + _say(condition)
-                return self._make(kind, text, since, is_blocking=is_blocking, name=policy)
-        return self._make("Updating", start + text, since, is_blocking=False)
+                yield self._make(kind, text, since, is_blocking=is_blocking, name=policy)
+                return
+        yield self._make("Updating", start + text, since, is_blocking=False)
 
     def _find_transition(self, is_meant: Callable[[object_meta.Condition], bool]) -> str:
         """Return since when a condition of an update is as meant; empty for none."""
@@ -407,9 +438,14 @@ _UPDATING = (
 
 
 def _is_drained(node: node_api.Node) -> bool:
-    desired = node.annotations.get(key.DESIRED_DRAIN, "")
-    is_done = desired == node.annotations.get(key.LAST_APPLIED_DRAIN, "")
-    return desired.startswith("drain-") and not is_done
+    return any(
+        (desired := node.annotations.get(request, "")).startswith("drain-")
+        and desired != node.annotations.get(applied, "")
+        for request, applied in (
+            (key.DESIRED_DRAIN, key.LAST_APPLIED_DRAIN),
+            (hosted_key.HOSTED_DRAIN, hosted_key.HOSTED_APPLIED_DRAIN),
+        )
+    )
 
 
 def _say(condition: object_meta.Condition) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from treenail.api import node, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted.conduct import pool_facts
 
 
 class UserDataCopy(StrEnum):
@@ -52,10 +53,10 @@ class PoolFacts:
     machines: tuple[clusterapi.ClusterMachine, ...] = ()
     core_configs: int | None = None
     """How many ConfigMaps have the core of the config; None if they could not be counted."""
-    has_secrets: bool = False
-    """False if the Secrets of the pool were not read: a missing token is then no fact."""
+    token_name: str = ""
+    """The token Secret of new machines; empty if it was not read, so that none is no fact."""
     token: TokenFacts | None = None
-    """The token Secret of the wanted hash; None if it does not exist."""
+    """That Secret; None if it does not exist."""
     copies: Mapping[str, UserDataCopy] = field(default_factory=dict)
     """The KubeVirt provider's copies that a new machine uses, by the name of the Secret."""
     conducted: tuple[object_meta.Condition, ...] | None = ()
@@ -79,6 +80,16 @@ class PoolFacts:
             updated = self.template.updated_config
             return self.template.current_hash if updated is None else updated
         return self.pool.current_hash
+
+    @property
+    def is_refreshing(self) -> bool:
+        """Whether nodes get a config that needs neither drain nor reboot, and not all have it."""
+        if self.cluster is None:
+            return False
+        return pool_facts.PoolObjects(
+            self.pool, self.cluster, self.template, machines=self.machines,
+            is_owned=self.owner == "treenail",
+        ).is_refresh  # fmt: skip
 
     @property
     def owner(self) -> str:

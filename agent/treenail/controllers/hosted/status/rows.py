@@ -135,7 +135,7 @@ def _find_state(
         return PoolState.BLOCKED
     if not pool_facts.wanted_hash:
         return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATING
-    is_at_rest = pool_facts.wanted_hash == pool_facts.current_hash
+    is_at_rest = pool_facts.wanted_hash == pool_facts.current_hash and not pool_facts.is_refreshing
     if not is_at_rest or set(machines.values()) - {MachineState.UPDATED, MachineState.JOINED}:
         return PoolState.UPDATING
     return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATED

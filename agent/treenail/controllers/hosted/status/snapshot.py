@@ -191,7 +191,8 @@ class _SnapshotReader:
     def _add_record(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
         """Return the facts with the conditions of the rollout that treenail conducts."""
         pool, namespace = pool_facts.pool, pool_facts.control_plane
-        if not pool.rollout_policy or not namespace:
+        is_recorded = pool.rollout_policy or (pool_facts.owner == "treenail" and pool.is_in_place)
+        if not is_recorded or not namespace:
             return pool_facts
         where = f"key {pool.name} of ConfigMap {namespace}/{component_names.HOSTED_ROLLOUTS}"
         conditions = None
@@ -206,17 +207,16 @@ class _SnapshotReader:
     def _add_secrets(self, pool_facts: facts.PoolFacts) -> facts.PoolFacts:
         """Return the facts with those of the Secrets, whose contents do not leave this method."""
         pool, namespace = pool_facts.pool, pool_facts.control_plane
-        # treenail names token Secrets otherwise, and conditions say what is wrong with them.
-        if not namespace or not pool_facts.wanted_hash or pool_facts.owner == "treenail":
+        if not namespace or not pool_facts.wanted_hash:
             return pool_facts
-        name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}"
-        copies = {}
+        name, copies = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}", {}
         try:
+            if pool_facts.owner == "treenail" and pool_facts.template:
+                name = self._name_token(pool_facts.template.data_secret, pool_facts)
             token = self._find_secret(name, namespace)
             for base in _list_boot_secrets(pool_facts):
                 copy = self._find_secret(f"{base}-userdata", namespace)
-                suffix = base.removeprefix(nodepool.USER_DATA_PREFIX)
-                owner = self._find_secret(nodepool.TOKEN_PREFIX + suffix, namespace)
+                owner = self._find_secret(self._name_token(base, pool_facts), namespace)
                 if copy is not None:
                     copies[f"{base}-userdata"] = compare_tokens(copy, owner)
         except (errors.ClusterError, errors.ConfigError) as error:
@@ -224,10 +224,18 @@ class _SnapshotReader:
             return pool_facts
         return dataclasses.replace(
             pool_facts,
-            has_secrets=True,
+            token_name=name,
             token=_read_token(token) if token is not None else None,
             copies=copies,
         )
+
+    def _name_token(self, user_data: str, pool_facts: facts.PoolFacts) -> str:
+        """Return the token Secret of user data, which a refresh of treenail leads to another."""
+        secret = self._find_secret(user_data, pool_facts.control_plane) or {}
+        notes = object_meta.read_metadata(secret).annotations if secret else {}
+        wanted = pool_facts.pool.read_secret_hash(user_data)
+        wanted = notes.get(hosted_key.TARGET_CONFIG, wanted)
+        return f"{nodepool.TOKEN_PREFIX}{pool_facts.pool.name}-{wanted}"
 
     def _find_secret(self, name: str, namespace: str) -> api_client.Json | None:
         return self._client.find(resources.SECRETS, name, namespace=namespace)
