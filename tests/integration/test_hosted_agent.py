@@ -77,6 +77,10 @@ def test_machine_of_hypershift_updates_from_its_served_config(site: HostedSite) 
     assert site.list_values(key.STATE)[-1] == key.NodeState.DONE
     # A Machine Config Daemon that follows begins with the same config.
     assert read_config_name(site, MCD_CONFIG) == H1
+    # The agent of the image says in which boots it runs, so that the upgrader sends no pod.
+    boots = site.list_values(hosted_key.SERVICE_BOOT)
+    assert boots[-1] == site.machine.boot_id
+    assert len({*boots} - {""}) == 2
     site.update(H2, {APP: "2", FREE: "2"})
     site.wait_done(H2)
     assert read_config_name(site, MCD_CONFIG) == H2
@@ -268,5 +272,7 @@ def test_agent_of_a_pod_ends_when_the_node_is_done(open_site: OpenSite) -> None:
     site.update(H1, {**SERVED, FREE: "1"})
     wait_until(lambda: "nothing is left to do" in site.messages(), limit_s=60.0)
     assert site.notes()[key.CURRENT_CONFIG] == H1
+    # The next boot has no agent.
+    assert hosted_key.SERVICE_BOOT not in site.notes()
     exits = "treenail.service: Main process exited, code=exited, status=6"
     wait_until(lambda: site.machine.read_journal({"MESSAGE": exits}), limit_s=30.0)

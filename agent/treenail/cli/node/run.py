@@ -402,10 +402,14 @@ class Agent:
             log.info("hosted node of NodePool %s", mode.node_pool)
             create = partial(
                 hosted_client.HostedClient,
-                mode=mode,
-                files=machine.files,
-                read_applied=lambda: (
-                    ledger_record.from_json(self._ledger.read_document()).current.config
+                machine=hosted_client.HostedMachine(
+                    mode,
+                    machine.files,
+                    lambda: ledger_record.from_json(self._ledger.read_document()).current.config,
+                    # As the kubelet reports it: without the count of soft reboots.
+                    None
+                    if self._inputs.is_until_done
+                    else lambda: machine.kernel.read_boot_id().partition("+")[0],
                 ),
             )
         return create(

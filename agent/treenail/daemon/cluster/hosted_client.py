@@ -8,7 +8,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from treenail import clocks, errors
@@ -136,6 +136,19 @@ def check_delivery(name: str, delivered: str, where: str, *, desired: str, appli
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HostedMachine:
+    """What the client of a hosted node needs of its machine."""
+
+    mode: node_mode.HostedMode
+    files: atomic_files.HostFiles
+    read_applied: Callable[[], str]
+    """Returns the current config of the ledger."""
+    read_service_boot: Callable[[], str] | None = None
+    """Returns the boot ID for an agent that each boot starts, as that of the image; None for one
+    that an upgrade pod installed."""
+
+
 class HostedClient(NodeClient):
     """The Node client of a hosted node; the upgrader's config H is a config named H."""
 
@@ -147,20 +160,17 @@ class HostedClient(NodeClient):
         node_name: str,
         clock: clocks.Clock,
         on_change: Callable[[], None],
-        mode: node_mode.HostedMode,
-        files: atomic_files.HostFiles,
-        read_applied: Callable[[], str],
+        machine: HostedMachine,
     ) -> None:
-        """``read_applied`` returns the current config of the ledger."""
         super().__init__(client, recorder, node_name=node_name, clock=clock, on_change=on_change)
-        self._mode, self._files, self._read_applied = mode, files, read_applied
+        self._machine, self._mode, self._files = machine, machine.mode, machine.files
         self._drain_keys = {
-            key.DESIRED_DRAIN: mode.drain_annotation,
-            key.LAST_APPLIED_DRAIN: mode.applied_drain_annotation,
+            key.DESIRED_DRAIN: self._mode.drain_annotation,
+            key.LAST_APPLIED_DRAIN: self._mode.applied_drain_annotation,
         }
 
     def fetch_machine_config(self, name: str) -> machineconfig.MachineConfig:
-        node, applied = self.get_cached_node(), self._read_applied()
+        node, applied = self.get_cached_node(), self._machine.read_applied()
         annotations: Mapping[str, str] = {} if node is None else node.annotations
         # Once the ledger knows better, nothing that the Node shows can name what is on disk.
         if not applied and name == annotations.get(key.CURRENT_CONFIG):
@@ -187,7 +197,13 @@ class HostedClient(NodeClient):
         )
 
     def write_report(self, report: status.StatusReport) -> None:
-        """Write the report; before a new current config, keep it where the MCD looks for it."""
+        """Write the report; before a new current config, keep it where the MCD looks for it.
+
+        The Node also gets the boot ID, by which the upgrader knows that it needs no pod.
+        """
+        if (read_boot := self._machine.read_service_boot) is not None:
+            boot = {hosted_key.SERVICE_BOOT: read_boot()}
+            report = replace(report, annotations={**report.annotations, **boot})
         node, name = self.get_cached_node(), report.annotations.get(key.CURRENT_CONFIG)
         if name and node is not None and node.annotations.get(key.CURRENT_CONFIG) != name:
             try:
