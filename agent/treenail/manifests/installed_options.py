@@ -12,6 +12,7 @@ SERVE = "serve"
 
 # The options that programs and manifests share by name.
 _SAME_NAME = (
+    "agent-image",
     "api-server",
     "build-cache",
     "build-cpu",

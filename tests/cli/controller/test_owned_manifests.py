@@ -20,6 +20,7 @@ from treenail.kube.resources import (
     NAMESPACES,
     NODEPOOLS,
 )
+from treenail.manifests.installed_options import InstalledObjects, read_options
 from treenail_lab.apiserver.serving.server import LabServer
 
 Json = dict[str, Any]
@@ -98,11 +99,16 @@ def test_kinds_need_the_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_deployment_has_the_options_of_nodepools(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--ignition-url", URL, "--ignition-ca", "ca", "--scope", "other")
-    found = print_manifests(capsys, "--enable", "hosted,nodepools", *options)
+    image = ("--agent-image", "registry.example.com/agent:1")
+    found = print_manifests(capsys, "--enable", "hosted,nodepools", *options, *image)
     [deployment] = [each for each in found if each["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    for argument in (f"--ignition-url={URL}", "--ignition-ca=ca", "--scope=other"):
+    wanted = (f"--ignition-url={URL}", "--ignition-ca=ca", "--scope=other", "=".join(image))
+    for argument in wanted:
         assert argument in container["args"]
+    installed, unknown = read_options(InstalledObjects(deployment, None))
+    assert {*wanted} <= {*installed}
+    assert unknown == []
 
 
 @pytest.mark.parametrize(

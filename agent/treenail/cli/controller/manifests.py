@@ -398,9 +398,9 @@ def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) ->
 
 
 def _list_owning_arguments(arguments: argparse.Namespace) -> list[str]:
-    if "nodepools" not in arguments.enable:
-        return []
-    found = {name: getattr(arguments, name) for name in ("scope", "ignition_url", "ignition_ca")}
+    names = ["scope", "agent_image"] if "hosted" in arguments.enable else []
+    names += ["ignition_url", "ignition_ca"] if "nodepools" in arguments.enable else []
+    found = {name: getattr(arguments, name) for name in names}
     found = {name: text for name, text in found.items() if text != hosted_key.OWN_SCOPE}
     return [f"--{name.replace('_', '-')}={text}" for name, text in found.items() if text]
 

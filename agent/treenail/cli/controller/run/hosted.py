@@ -2,6 +2,7 @@
 
 import argparse
 
+from treenail.api.hosted import annotations as hosted_key
 from treenail.cli.controller.run import controllers
 from treenail.controllers.runtime import workers
 
@@ -9,14 +10,14 @@ from treenail.controllers.runtime import workers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "--scope", default="treenail", metavar="SCOPE",
-        help="own the HostedClusters whose annotation hypershift.openshift.io/scope has this "
-        "value (default: %(default)s)",
+        "--scope", default=hosted_key.OWN_SCOPE, metavar="SCOPE",
+        help="let hosted and nodepools own the HostedClusters whose annotation "
+        f"{hosted_key.SCOPE} has this value (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--agent-image", default="", metavar="IMAGE",
-        help="update nodes of owned InPlace NodePools whose own image has no treenail by pods of "
-        "this image (default: none)",
+        help="let hosted update nodes of owned NodePools whose own image has no treenail by pods "
+        "of this image, the target hosted of the Containerfile (default: none)",
     )  # fmt: skip
 
 
