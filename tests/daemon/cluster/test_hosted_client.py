@@ -14,13 +14,11 @@ from treenail.api import annotations as key
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted.node_mode import HostedMode
 from treenail.api.machineconfig import MachineConfig
+from treenail.config.ignition import hosted_payload
 from treenail.config.node_paths import FIRST_BOOT_ANNOTATIONS, PULL_SECRET, SERVED_CONFIG
-from treenail.controllers.hosted.config.generator import build_upgrade_payload
-from treenail.controllers.hosted.config.pool_config import PoolConfig
 from treenail.daemon.cluster.hosted_client import (
     HostedMCDState,
     check_delivery,
-    decode_payload,
     drop_pull_secret,
 )
 from treenail.errors import (
@@ -88,6 +86,10 @@ BAD = {
 }
 
 
+def decode_payload(payload: str) -> MachineConfig:
+    return MachineConfig.from_json(hosted_payload.unpack_payload(payload, 64 * 1024 * 1024))
+
+
 @pytest.mark.parametrize("payload", BAD.values(), ids=BAD)
 def test_damaged_payload_is_refused(payload: str) -> None:
     with pytest.raises(ConfigError):
@@ -96,15 +98,14 @@ def test_damaged_payload_is_refused(payload: str) -> None:
 
 def test_large_payload_is_refused() -> None:
     payload = base64.b64encode(gzip.compress(b" " * (64 * 1024 * 1024 + 1))).decode()
-    with pytest.raises(ConfigError, match="more than"):
+    with pytest.raises(ConfigError, match="at most"):
         decode_payload(payload)
 
 
 def test_payloads_of_hypershift_and_of_treenail_have_the_config() -> None:
     config = MachineConfig.from_json(CONFIG)
     assert decode_payload(GOOD) == config
-    own = build_upgrade_payload(PoolConfig(config, "0" * 16, "1" * 16, "4.22.0"))
-    assert decode_payload(own) == config
+    assert decode_payload(hosted_payload.build_payload(config)) == config
 
 
 CONTENTS: list[Json | None] = [None, {}, {"storage": None}, {"storage": {"files": [None, 1]}}]

@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass
 
 from treenail.api import annotations as key
+from treenail.api import disruptionpolicy
 from treenail.api.hosted import annotations as hosted_key
 from treenail.encoding import codec
 
@@ -23,6 +24,13 @@ VARIABLE = "TREENAIL_HOSTED_MODE"
 EXIT_DONE = 6
 """Exit code of an agent that an upgrade pod installed, and that has nothing left to do."""
 _NAMESPACE_LIMIT = 63
+_NONE = (disruptionpolicy.NonePolicyAction(),)
+# The agent reads the file again when it changes.
+_OWN_FILES = (disruptionpolicy.FileDisruptionPolicy(PATH, _NONE),)
+DISRUPTION_POLICY = disruptionpolicy.DEFAULT_POLICY.override_with(
+    disruptionpolicy.DisruptionPolicy(_OWN_FILES)
+)
+"""Decides about drains and reboots: the hosted cluster's own policy must not."""
 
 
 @dataclass(frozen=True, slots=True)

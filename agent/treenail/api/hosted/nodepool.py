@@ -133,8 +133,9 @@ class NodePool(_ConditionOwner, kind="NodePool", api_version=API_VERSION):
 
     @property
     def allows_refresh(self) -> bool:
-        """Whether nodes of a Replace pool get changes in place that need no drain or reboot."""
-        return self.metadata.annotations.get(hosted_key.REFRESH) == UpgradeType.IN_PLACE
+        """Whether nodes get changes in place that need neither drain nor reboot."""
+        is_set = self.metadata.annotations.get(hosted_key.REFRESH) == UpgradeType.IN_PLACE
+        return self.is_in_place or is_set
 
     def read_secret_hash(self, secret: str) -> str:
         """Return the hash in the name of a token or user-data Secret of this pool, or nothing."""

@@ -6,12 +6,10 @@ Keys and annotations are HyperShift's. Its own Ignition server acts on Secrets w
 
 import base64
 import binascii
-import gzip
 import json
-import zlib
 from collections.abc import Mapping
 
-from treenail import clocks, errors
+from treenail import clocks
 from treenail.api import annotations, decode
 from treenail.api.hosted import annotations as hosted_key
 
@@ -66,20 +64,3 @@ def read_bearer(secret: decode.Json, key: str) -> bytes:
         return str(values[0]).removeprefix("Bearer ").encode()
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return b""
-
-
-def pack_text(text: bytes) -> bytes:
-    """Compress a config and encode it in base64; the same text has the same result."""
-    return base64.b64encode(gzip.compress(text, 9, mtime=0))
-
-
-def unpack_text(packed: bytes, limit: int) -> bytes:
-    """Return the text of `pack_text`; raise `ConfigError` for other data, and above the limit."""
-    try:
-        inflater = zlib.decompressobj(wbits=31)
-        text = inflater.decompress(base64.b64decode(packed, validate=True), limit)
-        if inflater.eof:
-            return text
-    except (binascii.Error, ValueError, zlib.error):
-        pass
-    raise errors.ConfigError(f"expected gzip in base64 of at most {limit} bytes of text")

@@ -6,7 +6,6 @@ agent neither reads nor writes the guest's objects of the Machine Config Operato
 
 import logging
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -16,12 +15,12 @@ from treenail.api import annotations as key
 from treenail.api import decode, disruptionpolicy, machineconfig, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import node_mode
-from treenail.api.ignition import model
 from treenail.api.node import Node
 from treenail.config import node_paths
+from treenail.config.ignition import hosted_payload
 from treenail.daemon.cluster.node_client import NodeClient
 from treenail.daemon.configuration import config_cache, mcd_state
-from treenail.encoding import codec, json_text
+from treenail.encoding import codec
 from treenail.host.filesystem import atomic_files, root_directory
 from treenail.kube import api_client, event_recorder, resources
 from treenail.update import status
@@ -33,7 +32,6 @@ Json = dict[str, object]
 MCD_CONFIG = "/etc/mcd-currentconfig.json"
 """The last config that an agent applied in place, as the Machine Config Daemon keeps it."""
 _LIMIT = 64 * 1024 * 1024
-_GZIP = 31
 _OWN_HASH = re.compile(r"[0-9a-f]{16}")
 """Name of a config by treenail. Names of HyperShift's Ignition payloads mean nothing to it."""
 
@@ -78,31 +76,8 @@ class _UpgradeConfigMap(codec.Shape, where="ConfigMap"):
             )
         notes = {hosted_key.REFRESH: ""} if self.mode else {}
         metadata = object_meta.ObjectMeta(name=name, annotations=notes)
-        return replace(decode_payload(self.config), metadata=metadata)
-
-
-def decode_payload(payload: str) -> machineconfig.MachineConfig:
-    """Return the MachineConfig inside the payload, as its Ignition config has it.
-
-    Raises `ConfigError` for a payload that is cut, too large or without a MachineConfig.
-    """
-    unpacker = zlib.decompressobj(wbits=_GZIP)
-    try:
-        text = unpacker.decompress(json_text.decode_base64(payload), _LIMIT)
-    except (ValueError, zlib.error) as error:
-        raise errors.ConfigError(f"config: expected gzip in base64: {error}") from error
-    if not unpacker.eof:
-        raise errors.ConfigError(
-            f"config: the gzip data end early, or have more than {_LIMIT} bytes"
-        )
-    ignition = decode.Fields.from_json(decode.load_json(text, where="config"), "config")
-    for file in ignition.get_object("storage").iter_objects("files"):
-        if file.get_text("path") == node_paths.SERVED_CONFIG:
-            contents = model.Contents.from_fields(file.get_object("contents")).decode_bytes()
-            return machineconfig.MachineConfig.from_json(
-                decode.load_json(contents, where=node_paths.SERVED_CONFIG)
-            )
-    raise errors.ConfigError(f"config: expected a file {node_paths.SERVED_CONFIG}, found none")
+        document = hosted_payload.unpack_payload(self.config, _LIMIT)
+        return replace(machineconfig.MachineConfig.from_json(document), metadata=metadata)
 
 
 def drop_pull_secret(config: machineconfig.MachineConfig) -> machineconfig.MachineConfig:
@@ -192,9 +167,7 @@ class HostedClient(NodeClient):
 
     def fetch_disruption_policy(self) -> disruptionpolicy.ClusterDisruptionPolicy:
         """Return the default policy: the guest's own must not decide about reboots."""
-        return disruptionpolicy.ClusterDisruptionPolicy(
-            disruptionpolicy.DEFAULT_POLICY.override_with(_OWN_FILES)
-        )
+        return disruptionpolicy.ClusterDisruptionPolicy(node_mode.DISRUPTION_POLICY)
 
     def write_report(self, report: status.StatusReport) -> None:
         """Write the report; before a new current config, keep it where the MCD looks for it.
@@ -257,9 +230,3 @@ class HostedClient(NodeClient):
         node = self.get_cached_node()
         has_label = node is not None and hosted_key.GLOBAL_PULL_SECRET in node.labels
         return drop_pull_secret(config) if has_label else config
-
-
-_OWN_FILES = disruptionpolicy.DisruptionPolicy(
-    (disruptionpolicy.FileDisruptionPolicy(node_mode.PATH, (disruptionpolicy.NonePolicyAction(),)),)
-)
-"""The agent reads the file again when it changes."""

@@ -17,8 +17,7 @@ from treenail import clocks, errors
 from treenail.api import decode, machineconfigpool, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import token_secret
-from treenail.api.ignition import model
-from treenail.config import node_paths
+from treenail.config.ignition import hosted_payload
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, resources, watch
 from treenail.provisioning.content import source
@@ -66,26 +65,11 @@ class HostedToken:
 
 def _read_config(secret: decode.Json) -> source.PackedConfig:
     """Return the rendered config, which for InPlace is a file of the payload."""
-    packed = token_secret.read_value(secret, "config")
-    key, packed = (
-        ("config", packed) if packed else ("payload", token_secret.read_value(secret, "payload"))
-    )
-    fields = _load_fields(token_secret.unpack_text(packed, source.CONFIG_LIMIT), key)
-    if key == "payload":
-        files = fields.get_object("storage").iter_objects("files")
-        served = [file for file in files if file.get_text("path") == node_paths.SERVED_CONFIG]
-        if not served:
-            raise errors.ConfigError(f"expected a file {node_paths.SERVED_CONFIG}, found none")
-        contents = model.Contents.from_fields(served[0].get_object("contents"))
-        fields = _load_fields(contents.decode_bytes(), key)
-    config = source.PackedConfig.from_json(dict(fields.values))
+    document = hosted_payload.unpack_secret(secret, source.CONFIG_LIMIT)
+    config = source.PackedConfig.from_json(document)
     if config.os_image_url != token_secret.read_text(secret, "os-image"):
         raise errors.ConfigError("os-image: expected osImageURL of the config")
     return config
-
-
-def _load_fields(text: bytes, where: str) -> decode.Fields:
-    return decode.Fields.from_json(decode.load_json(text, where=where), where)
 
 
 class HostedTokens:

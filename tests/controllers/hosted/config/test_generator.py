@@ -18,7 +18,7 @@ from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import node_mode
 from treenail.api.ignition.parser import parse_ignition
 from treenail.config import node_paths
-from treenail.controllers.hosted.config import generator
+from treenail.controllers.hosted.config import generator, pool_config
 from treenail.controllers.hosted.config.pool_config import PoolConfig, PoolConfigError
 from treenail.controllers.hosted.config.release import PULL_SECRET_PATH
 
@@ -302,13 +302,14 @@ def read_payload(payload: str) -> machineconfig.MachineConfig:
 
 def test_payload_has_the_config_once() -> None:
     made = generator.generate_config(make_inputs(write("/etc/ü")))
-    payload = generator.build_upgrade_payload(made)
+    payload = pool_config.pack_config(made, is_payload=True)
     assert read_payload(payload) == made.config
     # No time in the header: the same config has the same payload.
     assert base64.b64decode(payload)[4:8] == bytes(4)
 
 
-def test_payload_above_the_limit_names_the_three_largest_files() -> None:
+@pytest.mark.parametrize("is_payload", [False, True])
+def test_config_above_the_limit_names_the_three_largest_files(*, is_payload: bool) -> None:
     choose = random.Random(4)
     files = {
         f"/etc/{name}": base64.b64encode(choose.randbytes(size * 1024)).decode().rstrip("=")
@@ -326,7 +327,7 @@ def test_payload_above_the_limit_names_the_three_largest_files() -> None:
         )
     )
     with pytest.raises(PoolConfigError) as caught:
-        generator.build_upgrade_payload(made)
+        pool_config.pack_config(made, is_payload=is_payload)
     error = caught.value
     assert (error.condition, error.reason) == ("ValidGeneratedPayload", "PayloadTooLarge")
     text = str(error)

@@ -11,6 +11,7 @@ from treenail.api import machineconfig, object_meta
 from treenail.api.decode import Json
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool, token_secret
+from treenail.controllers.hosted.config import pool_config
 from treenail.controllers.hosted.config.pool_config import PoolConfig
 from treenail.controllers.hosted.owning import token_secrets
 
@@ -82,6 +83,10 @@ class SecretSite:
 
     def plan(self, **changes: object) -> token_secrets.SecretPlan:
         self.facts = replace(self.facts, **changes, found=dict(self.secrets), now=self.now)  # type: ignore[arg-type]  # any field
+        if self.facts.config is not None:
+            is_payload = self.facts.pool.allows_refresh
+            packed = pool_config.pack_config(self.facts.config, is_payload=is_payload)
+            self.facts = replace(self.facts, packed=packed)
         return token_secrets.plan_secrets(
             self.facts, lambda: f"{self._prefix}-{next(self._tokens)}"
         )

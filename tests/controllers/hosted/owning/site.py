@@ -224,7 +224,6 @@ class OwnedSite:
                 SCOPE,
                 URL,
                 generate=generate_config,
-                build_payload=lambda _: "payload",
                 plan_secrets=plan_secrets,
             ),
         )

@@ -18,11 +18,13 @@ from tests.controllers.hosted.owning.secret_site import (
     get_notes,
     make_config,
     make_machine,
+    make_pool,
 )
 from treenail import clocks
 from treenail.api import machineconfig
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import token_secret
+from treenail.config.ignition import hosted_payload
 from treenail.controllers.hosted.config.pool_config import PoolConfigError
 from treenail.controllers.hosted.owning import token_secrets
 
@@ -94,8 +96,8 @@ def test_secrets_have_what_hypershift_writes(site: SecretSite) -> None:
     }  # fmt: skip
     assert decode(token, "release-version") == "4.22.0"
     assert decode(token, "reason") == "AsExpected"
-    text = token_secret.unpack_text(token_secret.read_value(token, "config"), 10_000)
-    config = machineconfig.MachineConfig.from_json(json.loads(text))
+    document = hosted_payload.unpack_secret(token, 10_000)
+    config = machineconfig.MachineConfig.from_json(document)
     assert config.name == f"rendered-np-{FIRST}"
     assert decode(user_data, "disableTemplating") == base64.b64encode(b"true").decode()
     bearer = base64.b64encode(b"uuid-1").decode()
@@ -270,10 +272,16 @@ def test_replaced_token_with_unreadable_end_is_deleted(site: SecretSite) -> None
 def test_secret_has_the_config_once(upgrade_type: str, kept: str, other: str) -> None:
     """The payload of InPlace has the config too."""
     site = SecretSite(upgrade_type)
-    site.run(payload="H4sI")
+    site.run()
     secret = site.secrets[TOKEN]
     assert decode(secret, kept)
     assert not decode(secret, other)
+    # Nodes of a Replace pool get a refresh from the payload, also of a config that is known.
+    site.run(pool=make_pool(upgrade_type, annotations={hosted_key.REFRESH: "InPlace"}))
+    assert decode(site.secrets[TOKEN], "payload")
+    assert not decode(site.secrets[TOKEN], "config")
+    site.run(pool=make_pool(upgrade_type))
+    assert not decode(site.secrets[TOKEN], "config")
 
 
 def test_config_of_a_hash_never_changes(site: SecretSite) -> None:

@@ -4,18 +4,14 @@ Pure. The sources are those of HyperShift's NodePool controller (nodepool/config
 and a second writer of one of treenail's files are errors here.
 """
 
-import base64
-import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 from treenail.api import annotations as key
 from treenail.api import decode, documents, machineconfig
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import node_mode, nodepool
-from treenail.api.ignition.parser import parse_ignition
 from treenail.config import merge, node_paths, pullsecret, reconcilable, trust_anchors, wanted_state
 from treenail.config.generated import generate, sources
 from treenail.controllers.hosted.config import config_documents, hashes, pool_config, release
@@ -23,10 +19,8 @@ from treenail.controllers.hosted.config.config_documents import ALL_KINDS, Confi
 from treenail.controllers.render import render
 from treenail.errors import ConfigError, CredentialError
 
-PAYLOAD_LIMIT = 900 * 1024
-"""Maximum length of a payload; the API server accepts ConfigMaps of 1 MiB."""
 _OWN_CONFIG = "99-treenail-hosted"
-_CORE_CONFIGS, _MAX_CONFIG_MAPS, _MAX_SHOWN, _LARGEST = 3, 64, 5, 3
+_CORE_CONFIGS, _MAX_CONFIG_MAPS, _MAX_SHOWN = 3, 64, 5
 _IGNITION: decode.Json = {"ignition": {"version": "3.2.0"}}
 _DOCUMENT_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _SETTINGS = {"proxy": "/etc/mco/proxy.env", "tlsSecurityProfile": "tlsSecurityProfile"}
@@ -252,29 +246,3 @@ def _raise_problems(problems: Sequence[str], reason: str = pool_config.INVALID_C
     if problems:
         more = f"\nand {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
         raise pool_config.PoolConfigError("\n".join(problems[:_MAX_SHOWN]) + more, reason=reason)
-
-
-def build_upgrade_payload(config: pool_config.PoolConfig) -> str:
-    """Return the payload of an in-place update: base64 of a gzipped Ignition config.
-
-    Raises `pool_config.PoolConfigError` with reason PayloadTooLarge, which names the largest files.
-    """
-    text = json.dumps(config.config.to_json(), sort_keys=True, separators=(",", ":"))
-    # Escaped, because gzip cannot compress base64 well.
-    contents = {"source": f"data:,{quote(text, safe='')}"}
-    file = {"path": node_paths.SERVED_CONFIG, "mode": 0o600, "overwrite": True}
-    ignition = _IGNITION | {"storage": {"files": [{**file, "contents": contents}]}}
-    packed = gzip.compress(json.dumps(ignition).encode(), 9, mtime=0)
-    payload = base64.b64encode(packed).decode()
-    if len(payload) > PAYLOAD_LIMIT:
-        files = parse_ignition(config.config.config).files
-        sizes = sorted((-len(file.contents.source or ""), file.path) for file in files)
-        largest = ", ".join(f"{path:.200} ({-size} bytes)" for size, path in sizes[:_LARGEST])
-        raise pool_config.PoolConfigError(
-            f"the config has {len(payload)} bytes compressed, and the limit is {PAYLOAD_LIMIT}; "
-            f"largest files: {largest}",
-            reason=pool_config.PAYLOAD_TOO_LARGE,
-            condition=nodepool.NodePoolCondition.VALID_GENERATED_PAYLOAD,
-            remedy="shrink these files, or move them into the OS image",
-        )
-    return payload

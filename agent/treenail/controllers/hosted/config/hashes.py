@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from treenail.api import annotations as key
-from treenail.api import decode, disruptionpolicy, machineconfig
+from treenail.api import decode, machineconfig
 from treenail.api.hosted import node_mode
 from treenail.config import diff, reconcilable, wanted_state
 from treenail.controllers.hosted.config.config_documents import ConfigDocument
@@ -18,11 +18,6 @@ from treenail.update.impact import impact
 
 HAPROXY_CONFIG = "20-apiserver-haproxy"
 """MachineConfig of HyperShift with the nodes' proxy of the API server, whose image it changes."""
-_NONE = (disruptionpolicy.NonePolicyAction(),)
-_OWN_FILE = disruptionpolicy.FileDisruptionPolicy(node_mode.PATH, _NONE)
-_OWN_POLICY = disruptionpolicy.DisruptionPolicy((_OWN_FILE,))
-# The agent's policy in hosted mode (daemon/cluster/hosted_client.py).
-_POLICY = disruptionpolicy.DEFAULT_POLICY.override_with(_OWN_POLICY)
 
 
 def compute_target_hash(
@@ -88,4 +83,7 @@ def needs_rollout(old: machineconfig.MachineConfig, new: machineconfig.MachineCo
         changes = diff.compare_configs(was.wanted, will_be.wanted)
     except ConfigError:
         return True
-    return not is_possible or impact.compute_disruption(changes, _POLICY).needs_drain
+    return (
+        not is_possible
+        or impact.compute_disruption(changes, node_mode.DISRUPTION_POLICY).needs_drain
+    )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from treenail.api import machineconfig
 from treenail.api.hosted import nodepool
+from treenail.config.ignition import hosted_payload
 from treenail.errors import ConfigError
 
 INVALID_CONFIG, UNSUPPORTED_KIND = "InvalidConfig", "UnsupportedConfigKind"
@@ -24,6 +25,20 @@ class PoolConfig:
     version: str
     """Version of the release."""
     release_image: str = ""
+
+
+def pack_config(config: PoolConfig, *, is_payload: bool) -> str:
+    """Return the value of a Secret; raise `PoolConfigError` for a config that is too large."""
+    pack = hosted_payload.build_payload if is_payload else hosted_payload.pack_config
+    try:
+        return pack(config.config)
+    except hosted_payload.TooLargeError as error:
+        raise PoolConfigError(
+            str(error),
+            reason=PAYLOAD_TOO_LARGE,
+            remedy=error.remedy,
+            condition=nodepool.NodePoolCondition.VALID_GENERATED_PAYLOAD,
+        ) from error
 
 
 class PoolConfigError(ConfigError):

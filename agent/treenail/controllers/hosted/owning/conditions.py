@@ -164,7 +164,7 @@ def _describe_machines(
     rolls = config.rollout_hash != pool.current_rollout_hash
     is_older = pool.version not in ("", config.version)
     done = pool.read_secret_hash(owner.data_secret)
-    if pool.is_in_place or pool.allows_refresh:
+    if pool.allows_refresh:
         done = owner.metadata.annotations.get(hosted_key.UPDATED_CONFIG, done)
     is_pending = not rolls and config.target_hash != done
     used = pool.metadata.annotations.get(hosted_key.PLATFORM_TEMPLATE, owner.infrastructure_name)

@@ -37,7 +37,6 @@ class OwningSettings:
     load_authorities: Callable[[], bytes] = lambda: b""
     """Returns the CAs of the Ignition server, PEM; raises `TreenailError`."""
     generate: Callable[[generator.ConfigInputs], pool_config.PoolConfig] = generator.generate_config
-    build_payload: Callable[[pool_config.PoolConfig], str] = generator.build_upgrade_payload
     plan_secrets: Callable[
         [token_secrets.SecretFacts, Callable[[], str]], token_secrets.SecretPlan
     ] = token_secrets.plan_secrets
@@ -195,7 +194,7 @@ class OwningController:
             secrets,
             config=config,
             rolled_hash=machines.find_rolled_hash(inputs, can_roll=can_roll),
-            payload=self._settings.build_payload(config) if pool.is_in_place else "",
+            packed=pool_config.pack_config(config, is_payload=pool.allows_refresh),
             pull_secret=read.pull_secret or b"",
             trust_bundle=read.trust_bundle or b"",
         )

@@ -61,8 +61,8 @@ class SecretFacts:
     templates: Collection[str] = ()
     """User-data Secrets that the MachineDeployment and MachineSets with replicas name: another
     machine may boot from them."""
-    payload: str = field(default="", repr=False)
-    """For InPlace: gzip and base64 of the Ignition config for nodes, which has the config too."""
+    packed: str = field(default="", repr=False)
+    """The packed config: for a pool whose nodes get it in place too, the payload."""
     pull_secret: bytes = field(default=b"", repr=False)
     trust_bundle: bytes = field(default=b"", repr=False)
     """Contents whose digests the token Secret has."""
@@ -198,11 +198,12 @@ class _SecretPlanner:
             "reason": b"AsExpected",
             "message": b"Payload generated successfully",
         }
-        if self._pool.is_in_place and self._facts.payload:
-            values["payload"] = self._facts.payload.encode()
-        elif not data.get("config"):
-            document = json.dumps(config.config.to_json(), separators=(",", ":"), sort_keys=True)
-            values["config"] = token_secret.pack_text(document.encode())
+        # Both together are above the limit of the API server sooner; machines can use either.
+        if self._pool.allows_refresh:
+            values["payload"] = self._facts.packed.encode()
+            data.pop("config", None)
+        elif not data.get("payload"):
+            values["config"] = self._facts.packed.encode()
         return {name: _encode(value) for name, value in values.items()} | data
 
     def _plan_pointer(self, name: str, target: str, token: object) -> None:
