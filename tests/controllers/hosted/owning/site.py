@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from tests.controllers.rollout.world import Killed
 from tests.fixtures import hosted
@@ -63,7 +64,13 @@ def generate_config(inputs: ConfigInputs) -> PoolConfig:
                 f"ConfigMap {name} does not exist", reason="ConfigMapMissing", remedy="create it"
             )
     data: Any = [found and found.get("data") for found in inputs.config_maps.values()]
-    document = {"metadata": {"name": "np"}, "spec": {"config": {"ignition": {"version": "3.2.0"}}}}
+    texts = [(found or {})["config"] for found in data]
+    app, _, keys = ",".join(texts).partition(";ssh=")
+    file = {"path": "/etc/sysctl.d/app.conf", "contents": {"source": f"data:,{quote(app)}"}}
+    ignition: Json = {"ignition": {"version": "3.2.0"}, "storage": {"files": [file]}}
+    if keys:
+        ignition["passwd"] = {"users": [{"name": "core", "sshAuthorizedKeys": [keys]}]}
+    document = {"metadata": {"name": "np"}, "spec": {"config": ignition}}
     image = inputs.pool.release_image
     return PoolConfig(
         MachineConfig.from_json(document),
@@ -83,13 +90,16 @@ def plan_secrets(facts: SecretFacts, new_token: Callable[[], str]) -> SecretPlan
     wanted = {token: token_secret.TOKEN_LABEL, data: token_secret.USER_DATA_LABEL}
     writes = []
     for secret, label in wanted.items():
-        value = base64.b64encode(target.encode()).decode()
+        data_wanted = {"value": base64.b64encode(target.encode()).decode()}
+        if secret == token:
+            key = "payload" if facts.pool.allows_refresh else "config"
+            data_wanted[key] = base64.b64encode(facts.packed.encode()).decode()
         found: Any = facts.found.get(secret)
-        if found is None or found["data"] != {"value": value}:
-            notes = {hosted_key.NODE_POOL: facts.pool.full_name}
+        if found is None or found["data"] != data_wanted:
+            notes = {hosted_key.NODE_POOL: facts.pool.full_name, hosted_key.TARGET_CONFIG: target}
             meta: Json = {"labels": {label: ""}, "annotations": notes, "namespace": facts.namespace}
             meta |= {"resourceVersion": found["metadata"]["resourceVersion"]} if found else {}
-            body = make_object(SECRETS, secret, top={"data": {"value": value}}, **meta)
+            body = make_object(SECRETS, secret, top={"data": data_wanted}, **meta)
             writes.append(body)
     used = {each.data_secret for each in facts.machines} | {*facts.templates}
     kept = {*wanted, *used}

@@ -1,5 +1,6 @@
 """The controller ``nodepools`` with a lab API server and an actor in the place of Cluster API."""
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -140,6 +141,51 @@ def test_changed_pull_secret_reaches_new_machines_only(client: Client) -> None:
     assert actor.replaced == []
     [new] = set(actor.boots) - set(first)
     assert actor.boots[new] not in first.values()
+
+
+@pytest.mark.parametrize("kind", ["Replace", "InPlace"])
+def test_changed_ssh_key_rolls_nothing_and_reaches_new_machines(client: Client, kind: str) -> None:
+    site = open_site(client, kind, management={"upgradeType": kind})
+    site.set_config("a;ssh=one")
+    actor = CapiActor(site)
+    settle(site, actor)
+    first, before = dict(actor.boots), site.read_owner()
+    site.set_config("a;ssh=two")
+    settle(site, actor)
+    after: Json = site.read_owner() or {}
+    assert (actor.replaced, actor.boots) == ([], first)
+    assert after["spec"] == (before or {})["spec"]
+    # The conductor tells a refresh by the name that stays, and by another target.
+    notes = after["metadata"]["annotations"]
+    assert notes[hosted_key.TARGET_CONFIG] not in first.values()
+    assert notes[hosted_key.UPDATED_CONFIG] in first.values()
+    site.patch_pool({"spec": {"replicas": 3}})
+    settle(site, actor)
+    [new] = set(actor.boots) - set(first)
+    assert actor.boots[new] == notes[hosted_key.TARGET_CONFIG]
+    # What needs a drain rolls, together with the key.
+    site.set_config("b;ssh=three")
+    settle(site, actor, steps=20)
+    later: Json = site.read_owner() or {}
+    assert later["spec"] != after["spec"]
+    if kind == "Replace":
+        assert len(actor.replaced) == 3
+    assert "ConfigUnknown" not in dict(site.events.found)
+
+
+def test_pool_whose_config_is_unknown_is_rolled_and_says_so(client: Client) -> None:
+    site = open_site(client)
+    site.set_config("a;ssh=one")
+    actor = CapiActor(site)
+    settle(site, actor)
+    for secret in site.list(SECRETS):
+        if secret["metadata"]["name"].startswith("token-"):
+            data = {"data": {"config": base64.b64encode(b"damaged").decode()}}
+            client.patch(SECRETS, secret["metadata"]["name"], data, namespace=site.plane)
+    site.set_config("a;ssh=two")
+    settle(site, actor, steps=20)
+    assert len(actor.replaced) == 2
+    assert "expected gzip in base64" in dict(site.events.found)["ConfigUnknown"]
 
 
 @pytest.mark.parametrize("kind", ["Replace", "InPlace"])

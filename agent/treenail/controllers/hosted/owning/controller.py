@@ -13,7 +13,7 @@ from treenail import clocks, errors
 from treenail.api import decode, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
-from treenail.controllers.hosted.config import generator, pool_config
+from treenail.controllers.hosted.config import generator, hashes, pool_config
 from treenail.controllers.hosted.owning import conditions, machines, sources, token_secrets
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, discovery, event_recorder, resources, watch
@@ -167,8 +167,8 @@ class OwningController:
         for secret in plan.deletions:
             self._delete(resources.SECRETS, owned.namespace, secret)
         facts = conditions.StatusFacts(
-            owned.pool, owner, owned.members, secrets.config, problem, is_paused, is_reached,
-            owned.sets,
+            owned.pool, owner, owned.members, inputs.config if inputs else None, problem, is_paused,
+            is_reached, owned.sets,
         )  # fmt: skip
         owned = self._patch_pool(owned, {"annotations": conditions.build_marks(facts)})
         facts = replace(facts, pool=owned.pool)
@@ -190,6 +190,10 @@ class OwningController:
             pool, owned.namespace, owned.cluster_name, config,
             self._sources.find_template(owned), owned.found, self._version,
         )  # fmt: skip
+        inputs = replace(inputs, is_refresh=self._is_refresh(owned, inputs))
+        if not can_roll and machines.needs_rollout(inputs):
+            # The Secrets of the present template keep the config that its machines have.
+            return inputs, secrets
         return inputs, replace(
             secrets,
             config=config,
@@ -198,6 +202,21 @@ class OwningController:
             pull_secret=read.pull_secret or b"",
             trust_bundle=read.trust_bundle or b"",
         )
+
+    def _is_refresh(self, owned: sources.OwnedPool, inputs: machines.MachineInputs) -> bool:
+        """Return whether another rollout hash comes from changes that roll no node."""
+        owner = inputs.owner
+        # A machine's version changes only with the machine.
+        if owner is None or not machines.has_other_hash(inputs):
+            return False
+        try:
+            before = self._sources.read_delivered_config(owned, owner.data_secret)
+        except errors.ConfigError as error:
+            text = f"all nodes are rolled: cannot compare with the config that they have: {error}"
+            self._warn(owned.pool, "ConfigUnknown", text)
+            return False
+        is_same_version = owner.version == inputs.config.version
+        return is_same_version and not hashes.needs_rollout(before, inputs.config.config)
 
     def _find_pool(self, key: str) -> sources.OwnedPool | None:
         """Return a NodePool of the scope with its objects; None for any other."""

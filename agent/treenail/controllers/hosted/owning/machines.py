@@ -56,6 +56,8 @@ class MachineInputs:
     found: decode.Json = field(default_factory=dict)
     """The MachineDeployment or MachineSet as an API object; empty before it exists."""
     capi_version: str = clusterapi.VERSIONS[0]
+    is_refresh: bool = False
+    """Another rollout hash needs neither drain nor reboot: an SSH key, or one mirror more."""
 
     @property
     def is_v1beta1(self) -> bool:
@@ -92,8 +94,8 @@ def read_data_secret(found: decode.Json) -> str:
     return str(found.get("dataSecretName") or "")
 
 
-def needs_rollout(inputs: MachineInputs) -> bool:
-    """Return whether existing machines must be replaced or updated in place.
+def has_other_hash(inputs: MachineInputs) -> bool:
+    """Return whether existing machines may have to be replaced or updated in place.
 
     An object without treenail's annotation was taken over: its template is what the NodePool had on
     first sight.
@@ -103,6 +105,11 @@ def needs_rollout(inputs: MachineInputs) -> bool:
         return False
     rolled = owner.metadata.annotations.get(hosted_key.ROLLOUT_CONFIG, pool.current_rollout_hash)
     return rolled not in ("", inputs.config.rollout_hash)
+
+
+def needs_rollout(inputs: MachineInputs) -> bool:
+    """Return whether existing machines must be replaced or updated in place."""
+    return has_other_hash(inputs) and not inputs.is_refresh
 
 
 def find_rolled_hash(inputs: MachineInputs, *, can_roll: bool = True) -> str:
@@ -200,8 +207,13 @@ def build_owner(inputs: MachineInputs, rolled_hash: str) -> decode.Json:
     if rolls:
         secret = f"{nodepool.USER_DATA_PREFIX}{pool.name}-{rolled_hash}"
         machine |= {"bootstrap": {"dataSecretName": secret}, "version": config.version}
-    if rolls or owner is None or hosted_key.ROLLOUT_CONFIG not in owner.metadata.annotations:
-        rolled = config.rollout_hash if rolls else pool.current_rollout_hash
+    if (
+        rolls
+        or inputs.is_refresh
+        or owner is None
+        or hosted_key.ROLLOUT_CONFIG not in owner.metadata.annotations
+    ):
+        rolled = config.rollout_hash if rolls or inputs.is_refresh else pool.current_rollout_hash
         annotations[hosted_key.ROLLOUT_CONFIG] = rolled
     cluster = inputs.cluster_name if owner is None else owner.cluster_name
     if owner is None:

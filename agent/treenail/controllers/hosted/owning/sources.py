@@ -3,13 +3,15 @@
 from dataclasses import dataclass, field
 
 from treenail import errors
-from treenail.api import decode, object_meta
+from treenail.api import decode, machineconfig, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool, token_secret
+from treenail.config.ignition import hosted_payload
 from treenail.controllers.hosted.config import generator, pool_config
 from treenail.controllers.hosted.owning import machines
 from treenail.kube import api_client, discovery, resources
 
+_CONFIG_LIMIT = 64 * 1024 * 1024
 _INFRASTRUCTURE = "infrastructure.cluster.x-k8s.io"
 _NTO_CONFIG = hosted_key.PREFIX + "nto-generated-machine-config"
 
@@ -101,6 +103,26 @@ class SourceReader:
             labels = resources.get_object(metadata, "labels") | {token_secret.USER_DATA_LABEL: ""}
             found[user_data] = taken | {"metadata": metadata | {"labels": labels}}
         return found
+
+    def read_delivered_config(
+        self, owned: OwnedPool, user_data: str
+    ) -> machineconfig.MachineConfig:
+        """Return the config that new machines of the present template get.
+
+        Raises `ConfigError` for HyperShift's, and one that does not exist.
+        """
+        pool, place = owned.pool, owned.namespace
+        target = pool.read_secret_hash(user_data)
+        if secret := self._client.find(resources.SECRETS, user_data, namespace=place):
+            notes = object_meta.read_metadata(secret).annotations
+            target = notes.get(hosted_key.TARGET_CONFIG, target)
+        name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{target}"
+        token = self._client.find(resources.SECRETS, name, namespace=place) or {}
+        try:
+            document = hosted_payload.unpack_secret(token, _CONFIG_LIMIT)
+            return machineconfig.MachineConfig.from_json(document)
+        except errors.ConfigError as error:
+            raise errors.ConfigError(f"Secret {place}/{name}: {error}") from error
 
     def read_reached(self, owned: OwnedPool) -> str:
         """Return the hash that a machine of the pool fetched last; empty for none."""
