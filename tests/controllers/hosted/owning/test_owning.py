@@ -13,6 +13,8 @@ from tests.controllers.rollout.world import Killed
 from tests.fixtures import hosted
 from tests.fixtures.controllers import open_client
 from treenail.api.hosted import annotations as hosted_key
+from treenail.api.hosted import clusterapi, nodepool
+from treenail.controllers.hosted.conduct import pool_facts
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     HOSTEDCLUSTERS,
@@ -155,10 +157,19 @@ def test_changed_ssh_key_rolls_nothing_and_reaches_new_machines(client: Client, 
     after: Json = site.read_owner() or {}
     assert (actor.replaced, actor.boots) == ([], first)
     assert after["spec"] == (before or {})["spec"]
-    # The conductor tells a refresh by the name that stays, and by another target.
-    notes = after["metadata"]["annotations"]
+    notes, hashes = after["metadata"]["annotations"], (before or {})["metadata"]["annotations"]
     assert notes[hosted_key.TARGET_CONFIG] not in first.values()
     assert notes[hosted_key.UPDATED_CONFIG] in first.values()
+    assert notes[hosted_key.ROLLOUT_CONFIG] != hashes[hosted_key.ROLLOUT_CONFIG]
+    read = clusterapi.MachineSet if kind == "InPlace" else clusterapi.MachineDeployment
+    objects = pool_facts.PoolObjects(
+        nodepool.NodePool.from_json(site.read_pool()),
+        nodepool.HostedCluster.from_json(hosted.make_hosted_cluster()),
+        read.from_json(after),
+        is_owned=True,
+    )
+    # Nodes of a Replace pool wait for an annotation.
+    assert objects.is_refresh is (kind == "InPlace")
     site.patch_pool({"spec": {"replicas": 3}})
     settle(site, actor)
     [new] = set(actor.boots) - set(first)
