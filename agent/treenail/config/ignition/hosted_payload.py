@@ -22,12 +22,12 @@ _GZIP = 31
 _LARGEST = 3
 
 
-class TooLargeError(ConfigError):
+class PayloadTooLargeError(ConfigError):
     """A config that no Secret and no ConfigMap can hold; its message names the largest files."""
 
 
 def build_payload(config: machineconfig.MachineConfig) -> str:
-    """Return a payload; raise `TooLargeError`."""
+    """Return a payload; raise `PayloadTooLargeError`."""
     text = json.dumps(config.to_json(), sort_keys=True, separators=(",", ":"))
     # Escaped, because gzip cannot compress base64 well.
     contents = {"source": f"data:,{quote(text, safe='')}"}
@@ -38,7 +38,7 @@ def build_payload(config: machineconfig.MachineConfig) -> str:
 
 
 def pack_config(config: machineconfig.MachineConfig) -> str:
-    """Return the packed JSON of a config, always the same; raise `TooLargeError`."""
+    """Return the packed JSON of a config, always the same; raise `PayloadTooLargeError`."""
     text = json.dumps(config.to_json(), separators=(",", ":"), sort_keys=True)
     return _check_size(config, _pack(text))
 
@@ -53,7 +53,7 @@ def _check_size(config: machineconfig.MachineConfig, packed: str) -> str:
     files = parser.parse_ignition(config.config).files
     sizes = sorted((-len(file.contents.source or ""), file.path) for file in files)
     largest = ", ".join(f"{path:.200} ({-size} bytes)" for size, path in sizes[:_LARGEST])
-    raise TooLargeError(
+    raise PayloadTooLargeError(
         f"the config has {len(packed)} bytes compressed, and the limit is {LIMIT}; largest files: "
         f"{largest}",
         remedy="shrink these files, or move them into the OS image",

@@ -113,7 +113,7 @@ def check_delivery(name: str, delivered: str, where: str, *, desired: str, appli
 
 @dataclass(frozen=True, slots=True)
 class HostedMachine:
-    """What the client of a hosted node needs of its machine."""
+    """Mode, files and records of the machine of a hosted node."""
 
     mode: node_mode.HostedMode
     files: atomic_files.HostFiles

@@ -32,7 +32,7 @@ def pack_config(config: PoolConfig, *, is_payload: bool) -> str:
     pack = hosted_payload.build_payload if is_payload else hosted_payload.pack_config
     try:
         return pack(config.config)
-    except hosted_payload.TooLargeError as error:
+    except hosted_payload.PayloadTooLargeError as error:
         raise PoolConfigError(
             str(error),
             reason=PAYLOAD_TOO_LARGE,
