@@ -37,6 +37,7 @@ from treenail.controllers.runtime.health import HealthServer
 from treenail.controllers.status.statuspage.server import EncodedDocument, StatusPageServer
 from treenail.manifests import ignition_server, installation
 from treenail.manifests.installation import NAME, InstallOptions
+from treenail.manifests.objects import build_namespace
 from treenail.manifests.permissions import CONTROLLER_VERBS, GROUP
 from treenail.provisioning.tokens import bootstrap_tokens
 
@@ -210,6 +211,30 @@ def test_config_server_and_new_machine_have_the_verbs_of_their_manifests(
         )
         allowed = matrix.check_account(machine, granted, "Group", bootstrap_tokens.GROUP)
         matrix.record("a new machine with a bootstrap token", allowed)
+    finally:
+        for path in reversed(made):
+            matrix.admin.delete(path)
+
+
+@pytest.mark.long
+def test_server_of_hosted_clusters_has_the_verbs_of_its_manifests(shared_kubeconfig: Path) -> None:
+    place, plane = (f"treenail-test-{secrets.token_hex(3)}" for _ in range(2))
+    matrix = make_matrix(shared_kubeconfig, plane)
+    options = InstallOptions(serve_namespace=place, control_planes={plane: ""})
+    kinds = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ConfigMap")
+    documents = [build_namespace(plane, "restricted", {})] + [
+        each for each in ignition_server.build_hosted_documents(options) if each["kind"] in kinds
+    ]
+    made = [f"{collection_of(each)}/{each['metadata']['name']}" for each in documents]
+    try:
+        for path, document in zip(made, documents, strict=True):
+            matrix.admin.apply(path, document, "tests").ok()
+        name = ignition_server.HOSTED_NAME
+        server = as_account(matrix.admin, name, place)
+        path = f"/api/v1/namespaces/{plane}/secrets"
+        wait_until(lambda: server.get(path).code == 200, limit_s=LIMIT_S)
+        allowed = matrix.check_account(server, documents, "ServiceAccount", name)
+        matrix.record("the server of hosted clusters, in a control plane", allowed)
     finally:
         for path in reversed(made):
             matrix.admin.delete(path)
