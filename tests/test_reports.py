@@ -131,6 +131,7 @@ def test_every_identity_of_the_tests_is_recorded() -> None:
     assert identities == {
         *(f"the controller {name}" for name in CONTROLLER_VERBS),
         "the server of configs",
+        "the server of hosted clusters, in a control plane",
         "a Job that builds an image",
         "a node, beyond what Kubernetes gives each kubelet",
         "a new machine with a bootstrap token",

@@ -6,8 +6,8 @@ A payload is a packed Ignition config with the MachineConfig in its file `node_p
 import base64
 import gzip
 import json
+import re
 import zlib
-from urllib.parse import quote
 
 from treenail.api import decode, machineconfig
 from treenail.api.hosted import token_secret
@@ -19,6 +19,8 @@ from treenail.errors import ConfigError
 LIMIT = 900 * 1024
 """Maximum length of a packed config; the API server accepts Secrets and ConfigMaps of 1 MiB."""
 _GZIP = 31
+_RESERVED = re.compile("[^A-Za-z0-9_.~-]")
+"""What a URL cannot have as it is."""
 _LARGEST = 3
 
 
@@ -30,9 +32,9 @@ def build_payload(config: machineconfig.MachineConfig) -> str:
     """Return a payload; raise `PayloadTooLargeError`."""
     text = json.dumps(config.to_json(), sort_keys=True, separators=(",", ":"))
     # Escaped, because gzip cannot compress base64 well.
-    contents = {"source": f"data:,{quote(text, safe='')}"}
+    source = _RESERVED.sub(lambda sign: "".join(f"%{byte:02X}" for byte in sign[0].encode()), text)
     file = {"path": node_paths.SERVED_CONFIG, "mode": 0o600, "overwrite": True}
-    files = [{**file, "contents": contents}]
+    files = [{**file, "contents": {"source": f"data:,{source}"}}]
     ignition = {"ignition": {"version": "3.2.0"}, "storage": {"files": files}}
     return _check_size(config, _pack(json.dumps(ignition)))
 
