@@ -19,7 +19,7 @@ from treenail.errors import ConfigError
 LIMIT = 900 * 1024
 """Maximum length of a packed config; the API server accepts Secrets and ConfigMaps of 1 MiB."""
 _GZIP = 31
-_RESERVED = re.compile("[^A-Za-z0-9_.~-]")
+_RESERVED = re.compile("[^A-Za-z0-9_.~-]+")
 """What a URL cannot have as it is."""
 _LARGEST = 3
 
