@@ -126,7 +126,7 @@ def test_pools_are_shown_with_what_they_wait_for(
     broken = hosted.make_node_pool("broken")
     broken["spec"]["management"]["upgradeType"] = "Later\x1b[2J"
     odd = hosted.make_machine("np-odd")
-    odd["spec"]["version"] = {"major": 4}
+    odd["spec"]["bootstrap"]["dataSecretName"] = {"major": 4}
     management.add((NODEPOOLS, broken), (MACHINES, odd))
     assert management.run() == 0
     printed = capsys.readouterr().out
@@ -139,7 +139,10 @@ def test_pools_are_shown_with_what_they_wait_for(
         f"  next: run: kubectl -n clusters-one delete secret user-data-np-{NEW}-userdata" in printed
     )
     assert "cannot read the NodePool: spec.management.upgradeType: expected Replace" in printed
-    assert "not looked at: Machine clusters-one/np-odd: spec.version: expected a string" in printed
+    assert (
+        "not looked at: Machine clusters-one/np-odd: spec.bootstrap.dataSecretName: expected a string"
+        in printed
+    )
     assert "\x1b" not in printed
     pools = {pool["name"]: pool for pool in read_document(management, capsys)}
     assert [cause["kind"] for cause in pools["np"]["causes"]] == [
