@@ -388,7 +388,7 @@ def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) ->
             remedy="add nodepools to --enable, or use --only hosted,nodepools",
         )
     if "nodepools" in parts and not arguments.only:
-        nodepools.check_arguments(arguments, "--enable")
+        nodepools.check_arguments(arguments)
     if SERVE not in arguments.enable or arguments.only:
         _check_no_server_arguments(arguments)
     if arguments.only and arguments.monitoring:

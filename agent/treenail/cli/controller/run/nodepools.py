@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def check_arguments(arguments: argparse.Namespace, option: str) -> None:
-    """Raise `UsageError` for nodepools without what it needs; ``option`` names controllers."""
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` for nodepools without what it needs."""
     if "hosted" not in arguments.enable:
         raise errors.UsageError(
             "cannot enable nodepools without hosted, which updates nodes in place and deletes "
             "machines by a RolloutPolicy",
-            remedy=f"use {option} hosted,nodepools",
+            remedy="use --enable hosted,nodepools",
         )
     if not arguments.ignition_url:
         raise errors.UsageError(
@@ -44,7 +44,7 @@ def build(
     """Construct the controller."""
     from treenail.controllers.hosted.owning.controller import OwningController, OwningSettings
 
-    check_arguments(arguments, "--enable")
+    check_arguments(arguments)
     secret: str = arguments.ignition_ca
 
     def load_authorities() -> bytes:
