@@ -19,7 +19,6 @@ from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import nodepool
 from treenail.api.object_meta import Condition
 from treenail.controllers.hosted.status import causes
-from treenail.controllers.hosted.status.facts import UserDataCopy
 
 make_condition = hosted.make_condition
 NEW, OLD = hosted.NEW_HASH, hosted.OLD_HASH
@@ -364,23 +363,16 @@ CASES: list[tuple[str, str, dict[str, Any], tuple[str, bool, str], str]] = [
     (
         "stale copy",
         "Replace",
-        {"copies": {f"user-data-np-{OLD}-userdata": UserDataCopy.STALE}},
+        {"stale_copies": (f"user-data-np-{OLD}-userdata",)},
         ("StaleUserData", False, ""),
         f"kubectl -n clusters-one delete secret user-data-np-{OLD}-userdata",
     ),
     (
         "stale copy, a machine waits",
         "Replace",
-        {"copies": {"a": UserDataCopy.STALE}, "machines": WAITING},
+        {"stale_copies": ("a",), "machines": WAITING},
         ("StaleUserData", True, ""),
         "delete secret a",
-    ),
-    (
-        "copy before the rotation",
-        "Replace",
-        {"copies": {"a": UserDataCopy.PREVIOUS}},
-        ("", False, ""),
-        "",
     ),
     (
         "endless drain",

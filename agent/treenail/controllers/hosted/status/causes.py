@@ -165,11 +165,9 @@ class _Finder:
         yield from self._find_conditions()
         yield from self._find_node_problems()
         yield from self._find_token_problem()
-        for name, copy in sorted(self._facts.copies.items()):
-            if copy is facts.UserDataCopy.STALE:
-                text = f"Secret {name} has an old token: new machines get no config (511)"
-                needed = self._needs_payload
-                yield self._make("StaleUserData", text, is_blocking=needed, name=name)
+        for name in self._facts.stale_copies:
+            text = f"Secret {name} has an old token: new machines get no config (511)"
+            yield self._make("StaleUserData", text, is_blocking=self._needs_payload, name=name)
         yield from _limit(filter(None, map(self._judge_machine, self._facts.machines)))
         yield from self._find_rollout()
 

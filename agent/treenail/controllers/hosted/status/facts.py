@@ -1,29 +1,15 @@
 """Facts about one NodePool of HyperShift, with a list of what could not be read.
 
-No fact has the content of a Secret: `UserDataCopy` is the result of a comparison in memory.
+No fact has the content of a Secret; `PoolFacts.stale_copies` is the result of a comparison.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from treenail.api import node, object_meta
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted import clusterapi, nodepool
 from treenail.controllers.hosted.conduct import pool_facts
-
-
-class UserDataCopy(StrEnum):
-    """The token in the KubeVirt provider's copy of the user data, compared with the token Secret.
-
-    The provider writes the copy once (cluster-api-provider-kubevirt#169).
-    """
-
-    CURRENT = "Current"
-    PREVIOUS = "Previous"
-    """The token before the last rotation; the Ignition server still accepts it."""
-    STALE = "Stale"
-    """The Ignition server answers 511."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +43,11 @@ class PoolFacts:
     """The token Secret of new machines; empty if it was not read, so that none is no fact."""
     token: TokenFacts | None = None
     """That Secret; None if it does not exist."""
-    copies: Mapping[str, UserDataCopy] = field(default_factory=dict)
-    """The KubeVirt provider's copies that a new machine uses, by the name of the Secret."""
+    stale_copies: tuple[str, ...] = ()
+    """Secrets whose token ended: copies of user data that a new machine uses.
+
+    The KubeVirt provider writes a copy once (cluster-api-provider-kubevirt#169).
+    """
     conducted: tuple[object_meta.Condition, ...] | None = ()
     """What treenail says of the rollout that it conducts; None if it could not be read."""
     nodes: Mapping[str, node.Node] | None = None

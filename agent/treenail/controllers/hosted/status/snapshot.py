@@ -209,16 +209,16 @@ class _SnapshotReader:
         pool, namespace = pool_facts.pool, pool_facts.control_plane
         if not namespace or not pool_facts.wanted_hash:
             return pool_facts
-        name, copies = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}", {}
+        name, stale = f"{nodepool.TOKEN_PREFIX}{pool.name}-{pool_facts.wanted_hash}", list[str]()
         try:
             if pool_facts.owner == "treenail" and pool_facts.template:
                 name = self._name_token(pool_facts.template.data_secret, pool_facts)
             token = self._find_secret(name, namespace)
             for base in _list_boot_secrets(pool_facts):
-                copy = self._find_secret(f"{base}-userdata", namespace)
+                copy = self._find_secret(base + token_secret.COPY_SUFFIX, namespace)
                 owner = self._find_secret(self._name_token(base, pool_facts), namespace)
-                if copy is not None:
-                    copies[f"{base}-userdata"] = compare_tokens(copy, owner)
+                if copy is not None and not has_valid_token(copy, owner):
+                    stale.append(base + token_secret.COPY_SUFFIX)
         except (errors.ClusterError, errors.ConfigError) as error:
             self._note(namespace, f"Secrets of namespace {namespace}", error)
             return pool_facts
@@ -226,7 +226,7 @@ class _SnapshotReader:
             pool_facts,
             token_name=name,
             token=_read_token(token) if token is not None else None,
-            copies=copies,
+            stale_copies=tuple(stale),
         )
 
     def _name_token(self, user_data: str, pool_facts: facts.PoolFacts) -> str:
@@ -284,20 +284,15 @@ class _SnapshotReader:
         return nodes
 
 
-def compare_tokens(copy: api_client.Json, token: api_client.Json | None) -> facts.UserDataCopy:
-    """Compare the token in a copy of the pointer config with those of the token Secret.
+def has_valid_token(copy: api_client.Json, token: api_client.Json | None) -> bool:
+    """Return whether a copy of the pointer config has a token of the token Secret.
 
-    A copy that is no pointer config with a token is stale: no machine gets a config with it.
+    Without a token in the copy no machine gets a config.
     """
     tokens = resources.get_object(token or {}, "data")
     bearer = token_secret.read_bearer(copy, "userdata")
-    for name, state in (
-        ("token", facts.UserDataCopy.CURRENT),
-        ("old_token", facts.UserDataCopy.PREVIOUS),
-    ):
-        if (value := tokens.get(name)) and hmac.compare_digest(str(value).encode(), bearer):
-            return state
-    return facts.UserDataCopy.STALE
+    values = filter(None, (tokens.get("token"), tokens.get("old_token")))
+    return any(hmac.compare_digest(str(value).encode(), bearer) for value in values)
 
 
 def _list_boot_secrets(pool_facts: facts.PoolFacts) -> list[str]:
