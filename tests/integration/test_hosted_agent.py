@@ -179,6 +179,17 @@ def test_shown_config_of_the_node_replaces_no_target(site: HostedSite) -> None:
     assert site.text(FREE) == "2"
 
 
+@pytest.mark.parametrize("name", [*key.IMAGE_SPELLINGS, key.PRESTAGE_IMAGE])
+def test_image_that_a_user_of_the_guest_names_is_ignored(site: HostedSite, name: str) -> None:
+    notes = {name: f"quay.io/other/os@sha256:{'6' * 64}", key.DESIRED_CONFIG: H1}
+    site.deliver(H1, {**SERVED, FREE: "1"})
+    site.lab.client.patch(NODES, NODE, {"metadata": {"annotations": notes}})
+    site.wait_done(H1)
+    assert not site.was(key.NodeState.DEGRADED)
+    assert key.PRESTAGE_ERROR not in site.notes()
+    assert site.machine.boot_count == site.boots
+
+
 def test_unknown_mode_is_refused(site: HostedSite) -> None:
     site.update(H1, SERVED, mode="sometimes")
     site.wait_degraded("mode: expected refresh or none", "sometimes")

@@ -194,8 +194,9 @@ class HostedClient(NodeClient):
 
     def _decode_node(self, document: Json) -> Node:
         node = super()._decode_node(document)
+        known = {name: text for name, text in node.annotations.items() if name not in _IGNORED}
         renamed = {name: node.annotations.get(own, "") for name, own in self._drain_keys.items()}
-        return replace(node, annotations={**node.annotations, **renamed})
+        return replace(node, annotations=known | renamed)
 
     def _encode_annotations(self, changes: Mapping[str, str | None]) -> Json:
         return {self._drain_keys.get(name, name): value for name, value in changes.items()}
@@ -230,3 +231,7 @@ class HostedClient(NodeClient):
         node = self.get_cached_node()
         has_label = node is not None and hosted_key.GLOBAL_PULL_SECRET in node.labels
         return drop_pull_secret(config) if has_label else config
+
+
+_IGNORED = {*key.IMAGE_SPELLINGS, key.PRESTAGE_IMAGE, key.REMOVE_BOOTSTRAP_REGISTRY}
+"""The config names the image: only a user of the guest writes these."""
