@@ -200,9 +200,12 @@ class PoolConductor:
         if self._objects.writes_nodes:
             if self._guest is None:
                 raise errors.UnreachableError("the hosted cluster is not connected")
-            if not self._objects.is_owned:  # HyperShift's daemon reads no other annotation.
-                annotations = {key.DESIRED_CONFIG: annotations[key.DESIRED_CONFIG]}
-            writer.annotate_node(self._guest.client, node, annotations)
+            if self._objects.is_owned:  # with the image: none but that of the config
+                self._update.write_target(self._guest, node, annotations)
+                return
+            # HyperShift's daemon reads no other annotation.
+            target = {key.DESIRED_CONFIG: annotations[key.DESIRED_CONFIG]}
+            writer.annotate_node(self._guest.client, node, target)
             return
         machine = next(each for each in self._objects.machines if each.name == node.name)
         self._tools.client.delete(

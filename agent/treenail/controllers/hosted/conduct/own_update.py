@@ -6,6 +6,7 @@ the owner says what its nodes have. A process may end between any two writes.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ class OwnUpdate:
         self._content: upgrade_objects.UpgradeContent | None = None
         self._guest_client: api_client.Client | None = None
         self._confirmed: tuple[str, set[str]] = ("", set())
+        self._written: dict[tuple[str, str | None], float] = {}
         self.verdict: _Verdict = None
         """Why no further node may get the target, from the last `sync`."""
 
@@ -231,12 +233,28 @@ class OwnUpdate:
             wanted = before or None
         # The watch was behind, or the node is gone.
         with suppress(errors.ConflictError, errors.NotFoundError):
-            writer.annotate_node(guest.client, node, {key.DESIRED_CONFIG: wanted})
+            self.write_target(guest, node, {key.DESIRED_CONFIG: wanted})
             self._warn(
                 objects, "TargetRestored",
                 f"another account set {key.DESIRED_CONFIG} of node {node.name} to {desired!r:.40}; "
                 f"it is {wanted!r} again",
             )  # fmt: skip
+
+    def write_target(
+        self,
+        guest: guests.GuestCluster,
+        node: node_facts.NodeFacts,
+        annotations: Mapping[str, str | None],
+    ) -> None:
+        """Write a target; raise `ConflictError` for the same one within 10 s.
+
+        A program that changes it each time must not keep this process busy.
+        """
+        place, now = (node.name, annotations[key.DESIRED_CONFIG]), self._tools.clock.monotonic()
+        if now - self._written.get(place, -math.inf) < upgrade_site.RECHECK_S:
+            raise errors.ConflictError(f"another program changes the target of node {node.name}")
+        writer.annotate_node(guest.client, node, annotations)
+        self._written[place] = now
 
     def _sync_installers(
         self,

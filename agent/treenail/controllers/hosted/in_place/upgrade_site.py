@@ -3,8 +3,8 @@
 Each call may be repeated. What a process leaves that ends in between, the next one completes.
 """
 
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from treenail import clocks, errors
 from treenail.api import decode, object_meta
@@ -16,6 +16,10 @@ RECHECK_S = 10.0
 """How long a change by another account, or a removed pod, may stay unnoticed."""
 _SERVICE_WAIT_S = 60.0
 """Time for the agent of an image to report after a boot."""
+_FIND_RULES = (
+    "run there: kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations,"
+    "validatingadmissionpolicies,resourcequotas -A"
+)
 
 
 class UpgradeSite:
@@ -31,15 +35,23 @@ class UpgradeSite:
     def prepare(self, content: upgrade_objects.UpgradeContent) -> None:
         """Create or correct the namespace, the ConfigMap and the access to it.
 
-        Raises `ConfigError` for a namespace of another owner.
+        Raises `ConfigError` for a namespace of another owner, and if the hosted cluster refuses.
         """
         now = self._clock.monotonic()
         if content == self._content and now - self._checked_at < RECHECK_S:
             return
         namespace = content.mode.upgrade_namespace
-        for resource, wanted in upgrade_objects.build_objects(content):
-            is_space = resource == resources.NAMESPACES
-            self._apply(resource, wanted, content, "" if is_space else namespace)
+        with _explain_refusal():
+            for resource, wanted in upgrade_objects.build_objects(content):
+                is_space = resource == resources.NAMESPACES
+                stored = self._apply(resource, wanted, content, "" if is_space else namespace)
+                if _has_changed(stored, wanted):
+                    name = resources.get_object(wanted, "metadata")["name"]
+                    raise errors.ConfigError(
+                        f"another program changes {resource.kind} {name} of the hosted cluster "
+                        "whenever it is written",
+                        remedy=f"exclude treenail; {_FIND_RULES}",
+                    )
         self._content, self._checked_at = content, now
 
     def _apply(
@@ -48,13 +60,12 @@ class UpgradeSite:
         wanted: decode.Json,
         content: upgrade_objects.UpgradeContent,
         namespace: str,
-    ) -> None:
+    ) -> decode.Json:
         metadata = resources.get_object(wanted, "metadata")
         name = str(metadata["name"])
         found = self._client.find(resource, name, namespace=namespace)
         if found is None:
-            self._client.create(resource, wanted, namespace=namespace)
-            return
+            return self._client.create(resource, wanted, namespace=namespace)
         meta = resources.get_object(found, "metadata")
         if meta.get("deletionTimestamp"):
             raise errors.UnreachableError(f"{resource.kind} {name} is being deleted")
@@ -65,10 +76,10 @@ class UpgradeSite:
                 remedy=f"run there: kubectl delete namespace {name}",
             )
         if _has_changed(found, wanted):
-            if found.get("roleRef") != wanted.get("roleRef"):  # No update may change it.
+            # No update may change these.
+            if found.get("roleRef") != wanted.get("roleRef") or found.get("immutable"):
                 self._client.delete(resource, name, namespace=namespace, uid=str(meta["uid"]))
-                self._client.create(resource, wanted, namespace=namespace)
-                return
+                return self._client.create(resource, wanted, namespace=namespace)
             merged = {
                 field: {
                     **resources.get_object(meta, field),
@@ -78,7 +89,8 @@ class UpgradeSite:
             }
             body = {**found, **wanted, "metadata": {**meta, **merged}}
             # A replacement, not a patch: a key more would stay in the ConfigMap.
-            self._client.update(resource, name, body, namespace=namespace)
+            return self._client.update(resource, name, body, namespace=namespace)
+        return found
 
     def sync_installers(
         self, content: upgrade_objects.UpgradeContent, nodes: Collection[str], image: str
@@ -104,7 +116,7 @@ class UpgradeSite:
                     )
         for node in sorted(set(nodes) - served):
             pod = upgrade_objects.build_installer(content, node, image)
-            with suppress(errors.AlreadyExistsError):
+            with suppress(errors.AlreadyExistsError), _explain_refusal():
                 self._client.create(resources.PODS, pod, namespace=namespace)
 
     def is_installer_due(self, node: upgrade_objects.HostedNode) -> bool:
@@ -130,6 +142,18 @@ class UpgradeSite:
             place = "" if resource == resources.NAMESPACES else namespace
             with suppress(errors.NotFoundError, errors.ConflictError):
                 self._client.delete(resource, name, namespace=place)
+
+
+@contextmanager
+def _explain_refusal() -> Iterator[None]:
+    """Raise `ConfigError` if the hosted cluster, where treenail may do everything, refuses it."""
+    try:
+        yield
+    except errors.ForbiddenError as error:
+        raise errors.ConfigError(
+            f"the hosted cluster refuses an object of the update: {error}",
+            remedy=f"let treenail write it; {_FIND_RULES}",
+        ) from error
 
 
 def _is_owned(document: decode.Json, node_pool: str) -> bool:
