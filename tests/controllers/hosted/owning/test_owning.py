@@ -349,6 +349,39 @@ def test_bad_input_is_one_condition_and_changes_no_machine(client: Client, case:
     assert actor.replaced == []
 
 
+OWN_NOTES = (hosted_key.UPDATED_CONFIG, hosted_key.TARGET_CONFIG, hosted_key.ROLLOUT_CONFIG)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_record_that_a_user_removes_is_no_success(client: Client, count: int) -> None:
+    """In the middle of an update in place, of which no node has anything yet."""
+    management = {"upgradeType": "InPlace"}
+    site = open_site(client, "InPlace", management=management)
+    settle(site, CapiActor(site))
+    site.patch_pool({"spec": {"release": {"image": NEXT_RELEASE}}})
+    site.sync()
+    notes = dict.fromkeys(OWN_NOTES[:count])
+    body = {"metadata": {"annotations": notes}}
+    client.patch(MACHINESETS, "np", body, namespace=site.plane)
+    site.sync()
+    found = (site.read_owner() or {})["metadata"]["annotations"]
+    assert found[hosted_key.TARGET_CONFIG] != found[hosted_key.UPDATED_CONFIG]
+    assert site.conditions()["UpdatingVersion"]["status"] == "True"
+    assert site.read_pool()["status"]["version"] == "4.22.1"
+
+
+def test_object_of_another_pool_is_a_condition_with_the_remedy(client: Client) -> None:
+    site = open_site(client)
+    settle(site, CapiActor(site))
+    body = {"metadata": {"annotations": {hosted_key.NODE_POOL: "clusters/other"}}}
+    client.patch(MACHINEDEPLOYMENTS, "np", body, namespace=site.plane)
+    site.set_config("b")
+    site.sync()
+    condition = site.conditions()["ValidMachineTemplate"]
+    assert (condition["status"], condition["reason"]) == ("False", "OtherNodePool")
+    assert "kubectl annotate" in condition["message"]
+
+
 def test_paused_pool_keeps_its_machines_and_says_so(client: Client) -> None:
     site = open_site(client)
     actor = CapiActor(site)

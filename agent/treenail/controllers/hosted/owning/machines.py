@@ -81,6 +81,7 @@ def read_owner(pool: nodepool.NodePool, found: decode.Json) -> Owner | None:
     raise pool_config.PoolConfigError(
         f"{title} is of NodePool {owner.node_pool or 'of no name'}, not of {pool.full_name}",
         reason="OtherNodePool",
+        condition=_Type.VALID_MACHINE_TEMPLATE,
         remedy="rename the NodePool, or let it have the object: kubectl annotate --overwrite "
         f"-n {owner.namespace} {found.get('kind')} {owner.name} "
         f"{hosted_key.NODE_POOL}={pool.full_name}",
@@ -238,7 +239,10 @@ def _build_targets(inputs: MachineInputs, rolled_hash: str) -> decode.Json:
     owner, target = inputs.owner, inputs.config.target_hash
     before = current = rolled_hash
     if isinstance(owner, clusterapi.MachineSet):
-        before, current = owner.target_hash or before, owner.current_hash or before
+        # A record that a user removed: the nodes are looked at again.
+        is_own = hosted_key.ROLLOUT_CONFIG in owner.metadata.annotations
+        known = "" if is_own else inputs.pool.current_hash or before
+        before, current = owner.target_hash or before, owner.current_hash or known
     if len(rolled_hash) == _HYPERSHIFT_DIGITS:
         target = before
     if owner is not None:
