@@ -276,8 +276,16 @@ def test_server_of_hosted_clusters_writes_one_object_beside_each_control_plane(
     assert deployment["spec"]["replicas"] == 2
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][-2:] == ["--hosted", "--namespace=clusters-one,clusters-two"]
-    assert main(["manifests", "--only=serve"]) == 64
-    assert "cannot use --only serve without --control-plane" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", ["serve", "hosted", "nodepools", "hosted,nodepools"])
+def test_permissions_for_no_namespace_are_an_error(
+    only: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["manifests", f"--only={only}"]) == 64
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert f"cannot use --only {only} without --control-plane" in answer.err
 
 
 def test_server_is_added_to_the_controllers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -371,13 +371,15 @@ def _check_arguments(arguments: argparse.Namespace, enabled: tuple[str, ...]) ->
             remedy="add build to --enable, or leave --signing-key-secret out",
         )
     _check_install_namespaces(arguments)
-    if arguments.only == SERVE and not arguments.control_plane:
+    parts = arguments.only.split(",") if arguments.only else arguments.enable
+    has_output = arguments.control_plane or arguments.node_pools or arguments.hosted
+    is_hosted = not {"hosted", "nodepools", SERVE}.isdisjoint(parts)
+    if arguments.only and is_hosted and not has_output:
         raise UsageError(
-            f"cannot use --only {SERVE} without --control-plane: the server reads Secrets there",
+            f"cannot use --only {arguments.only} without --control-plane: it permits work there",
             remedy="name the namespace of each control plane: --control-plane NAMESPACE",
         )
-    parts = arguments.only.split(",") if arguments.only else arguments.enable
-    if arguments.control_plane and {"hosted", "nodepools", SERVE}.isdisjoint(parts):
+    if arguments.control_plane and not is_hosted:
         raise UsageError(
             "cannot use --control-plane without the controller hosted",
             remedy="add hosted to --enable, or use --only hosted",

@@ -1,6 +1,7 @@
 """The rules of updates in place, as tables: limits, stops, repairs, and what is left."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -258,6 +259,23 @@ def test_config_that_cannot_be_delivered_is_given_to_no_node(
     assert text in world.conditions()["Updating"]["message"]
     world.set_config(B)
     world.run(B)
+
+
+@pytest.mark.parametrize(
+    ("is_owned", "arguments"),
+    [
+        (True, "hosted,nodepools --node-pools clusters --control-plane clusters-one"),
+        (False, "hosted --control-plane clusters-one"),
+    ],
+)
+def test_command_that_permits_keeps_the_permissions_of_the_other_controller(
+    arguments: str, *, is_owned: bool
+) -> None:
+    """Both controllers have one Role in the namespace of a control plane."""
+    objects = replace(make_world().find_objects(), is_owned=is_owned)
+    command = pool_facts.describe_permission(objects)
+    text = f"run: treenail-controller manifests --only {arguments} | kubectl apply -f -"
+    assert command == text
 
 
 def test_secret_of_another_pool_is_refused() -> None:

@@ -180,10 +180,7 @@ class ConductController:
         try:
             return known.sync(objects, guest)
         except (errors.ConfigError, errors.ForbiddenError) as error:
-            remedy = error.remedy or (
-                "run: treenail-controller manifests --only hosted --control-plane "
-                f"{objects.namespace} | kubectl apply -f -"
-            )
+            remedy = error.remedy or pool_facts.describe_permission(objects)
             self._events.record_warning(known.refer_to(), "CannotConduct", f"{error}; {remedy}")
             raise
         finally:

@@ -213,6 +213,15 @@ def refer_to(pool: nodepool.NodePool) -> event_recorder.ObjectReference:
     )
 
 
+def describe_permission(objects: PoolObjects) -> str:
+    """Return the command that permits the work; it replaces a Role, also that of nodepools."""
+    owned = f"hosted,nodepools --node-pools {objects.pool.namespace}"
+    return (
+        f"run: treenail-controller manifests --only {owned if objects.is_owned else 'hosted'} "
+        f"--control-plane {objects.namespace} | kubectl apply -f -"
+    )
+
+
 def find_degraded(
     nodes: Iterable[node_facts.NodeFacts], target: str
 ) -> os_image.GateBlocked | None:
