@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from treenail import clocks, errors
@@ -55,18 +55,22 @@ class HostedToken:
         values = (token_secret.read_value(secret, key) for key in ("token", "old_token"))
         digests = tuple(hashlib.sha256(value).digest() for value in values if value)
         try:
-            # Nodes compare it with the hash that the NodePool wants.
-            config = replace(_read_config(secret), name=target)
+            config = _read_config(secret, target)
         except errors.ConfigError as error:
             problem = f"Secret {metadata.namespace}/{metadata.name}: {error}"
         pool = notes.get(hosted_key.NODE_POOL, "")
         return cls(metadata.namespace, pool, target, digests, notes, config, problem)
 
 
-def _read_config(secret: decode.Json) -> source.PackedConfig:
-    """Return the rendered config, which for InPlace is a file of the payload."""
+def _read_config(secret: decode.Json, target: str) -> source.PackedConfig:
+    """Return the rendered config under the name ``target``; for InPlace it is in the payload.
+
+    Nodes compare the name with the hash that the NodePool wants, and at their first boot all files
+    that name their config.
+    """
     document = hosted_payload.unpack_secret(secret, source.CONFIG_LIMIT)
-    config = source.PackedConfig.from_json(document)
+    metadata = resources.get_object(document, "metadata") | {"name": target}
+    config = source.PackedConfig.from_json(document | {"metadata": metadata})
     if config.os_image_url != token_secret.read_text(secret, "os-image"):
         raise errors.ConfigError("os-image: expected osImageURL of the config")
     return config
