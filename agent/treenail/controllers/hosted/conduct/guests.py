@@ -79,6 +79,8 @@ class GuestCluster:
     def close(self) -> None:
         """End the threads and the connections, without waiting for a request in progress."""
         self._workers.queue.close()
+        # A sync that is in progress fails with it.
+        self._error = "the connection has ended"
         self._disconnect()
 
     @property
