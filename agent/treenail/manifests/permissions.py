@@ -184,7 +184,8 @@ OWNING_VERBS: Verbs = {
 """Verbs of nodepools in the namespace of a control plane; its Secrets have names with hashes."""
 
 NODE_POOL_VERBS: Verbs = {
-    f"nodepools.{resources.NODEPOOLS.group}": ("patch",),
+    # get: hosted adds the conditions of a refresh to those of nodepools.
+    f"nodepools.{resources.NODEPOOLS.group}": ("get", "patch"),
     f"nodepools/status.{resources.NODEPOOLS.group}": ("patch",),
     "configmaps": ("get", "list"),
     "secrets": ("get",),
