@@ -29,7 +29,7 @@ def make_facts(
     kind: str, *, updated: str = OLD, pool: Json | None = None, target: str = NEW, rolled: str = NEW
 ) -> facts.PoolFacts:
     """A pool that treenail owns; ``rolled`` is in the name of the user data."""
-    document = pool or hosted.make_node_pool("np", kind, current=updated)
+    document = pool or hosted.make_node_pool("np", kind, current=updated, replicas=1)
     cluster = make_cluster()
     notes = {
         hosted_key.ROLLOUT_CONFIG: "r1", hosted_key.TARGET_CONFIG: target,
@@ -56,12 +56,23 @@ def make_facts(
     ("updated", "state"), [(OLD, rows.PoolState.UPDATING), (NEW, rows.PoolState.UPDATED)]
 )
 def test_row_has_the_hashes_of_treenail(kind: str, updated: str, state: rows.PoolState) -> None:
-    [row] = rows.build_rows([make_facts(kind, updated=updated)], now=NOW)
+    # Without HyperShift the namespace has no ConfigMaps with the core of the config.
+    found = dataclasses.replace(make_facts(kind, updated=updated), core_configs=0)
+    [row] = rows.build_rows([found], now=NOW)
     assert (row.current_hash, row.wanted_hash) == (updated, NEW)
     assert row.state == state
     text = str([(cause.message, cause.next_step) for cause in row.causes])
     assert "HyperShift" not in text
     assert "hypershift" not in text
+
+
+@pytest.mark.parametrize("change", [{"replicas": 2}, {"replicas": 0}, {"version": "4.21.0"}])
+def test_pool_with_missing_machine_or_old_version_is_not_updated(change: Json) -> None:
+    version = str(change.pop("version", "4.22.0"))
+    pool = hosted.make_node_pool("np", "InPlace", current=NEW, **{"replicas": 1, **change})
+    found = make_facts("InPlace", updated=NEW, pool=hosted.with_status(pool, version=version))
+    [row] = rows.build_rows([found], now=NOW)
+    assert row.state == rows.PoolState.UPDATING
 
 
 @pytest.mark.parametrize("kind", ["ValidGeneratedPayload", "ValidMachineConfig"])
@@ -128,7 +139,7 @@ def test_refresh_is_shown_until_all_nodes_have_it(kind: str, *, failed: bool) ->
     if failed:
         conditions += [hosted.make_condition("ConfigRefreshDegraded", "True", "Bad", "np-0 failed")]
     pool = hosted.make_node_pool(
-        "np", kind, current=OLD, annotations={hosted_key.REFRESH: "InPlace"}
+        "np", kind, current=OLD, annotations={hosted_key.REFRESH: "InPlace"}, replicas=1
     )
     found = make_facts(kind, pool=hosted.with_status(pool, *conditions), rolled=OLD)
     [row] = rows.build_rows([found], now=NOW)

@@ -136,6 +136,11 @@ def _find_state(
     if not pool_facts.wanted_hash:
         return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATING
     is_at_rest = pool_facts.wanted_hash == pool_facts.current_hash and not pool_facts.is_refreshing
+    if pool_facts.owner == "treenail":
+        # One controller updates the nodes, another one writes the version and makes machines.
+        pool = pool_facts.pool
+        is_at_rest &= pool_facts.wanted_version in ("", pool.version)
+        is_at_rest &= pool.autoscaling is not None or len(machines) == (pool.replicas or 0)
     if not is_at_rest or set(machines.values()) - {MachineState.UPDATED, MachineState.JOINED}:
         return PoolState.UPDATING
     return PoolState.UNKNOWN if pool_facts.unread else PoolState.UPDATED
