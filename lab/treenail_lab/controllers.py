@@ -43,9 +43,11 @@ class ControllerReplicas:
         enable: Sequence[str] = ALL_CONTROLLERS,
         arguments: Sequence[str] = QUICK_OPTIONS,
         command: Sequence[str] = CONTROLLER_COMMAND,
+        options: InstallOptions | None = None,
     ) -> None:
+        """``options`` have the controllers instead of ``enable``."""
         self._lab = lab
-        self._options = InstallOptions(controllers=tuple(enable))
+        self._options = options or InstallOptions(controllers=tuple(enable))
         self._arguments = tuple(arguments)
         self._command = tuple(command)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

@@ -19,7 +19,13 @@ from treenail.api.machineconfigpool import MachineConfigPool
 from treenail.errors import HostError
 from treenail.kube.api_client import Json
 from treenail.kube.resources import MACHINECONFIGPOOLS
-from treenail.manifests.ignition_server import NAME, build_approval_access, build_server_documents
+from treenail.manifests.ignition_server import (
+    HOSTED_NAME,
+    NAME,
+    build_approval_access,
+    build_hosted_documents,
+    build_server_documents,
+)
 from treenail.manifests.installation import InstallOptions
 from treenail.process import stop_process
 from treenail_lab.apiserver.access.certificates import CertificateAuthority, write_private_file
@@ -37,6 +43,7 @@ from treenail_lab.machine.ostree.sysroot import SysrootDeployment
 STOCK = make_image("os/stock", "40.20250101", 300_000_000)
 """The image that new machines are installed from."""
 _ADDRESS = re.compile(r"serving Ignition configs at https://127\.0\.0\.1:(\d+)/")
+_WORKLOADS = ("DaemonSet", "Deployment")
 _RESULT = "etc/.ignition-result.json"
 _POLL_S, _START_TIMEOUT_S, _STOP_TIMEOUT_S = 0.1, 60.0, 30.0
 
@@ -50,9 +57,14 @@ class ConfigServer:
         *,
         certificate: Path | None = None,
         arguments: Sequence[str] = ("--tokens=require",),
+        hosted: InstallOptions | None = None,
     ) -> None:
-        """``certificate`` has certificate and key, PEM; without it the server gets one here."""
+        """``certificate`` has certificate and key, PEM; without it the server gets one here.
+
+        With the options of ``hosted`` it serves hosted clusters.
+        """
         self._lab = lab
+        self._hosted = hosted
         self._certificate = certificate
         self._arguments = tuple(arguments)
         self._directory = lab.directory / "config-server"
@@ -64,15 +76,16 @@ class ConfigServer:
         """Start the server with the permissions of its manifests; raise `HostError`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         certificate = self._certificate or self._make_certificate()
-        # The lab runs no pods of a DaemonSet.
-        options = InstallOptions(controllers=("approve",))
+        name, documents = HOSTED_NAME, build_hosted_documents(self._hosted or InstallOptions())
+        if self._hosted is None:
+            options = InstallOptions(controllers=("approve",))
+            documents = [*build_server_documents(options), *build_approval_access(options)]
+            name = NAME
+        # The lab runs no pods of a DaemonSet or Deployment.
         self._lab.create_objects(
-            document
-            for document in build_server_documents(options)
-            if document["kind"] != "DaemonSet"
+            document for document in documents if document["kind"] not in _WORKLOADS
         )
-        self._lab.create_objects(build_approval_access(options))
-        kubeconfig = self._lab.server.write_account_kubeconfig(NAME, NAME)
+        kubeconfig = self._lab.server.write_account_kubeconfig(name, name)
         with self.log.open("wb") as output:
             self._process = LabProcess(
                 [
@@ -95,13 +108,18 @@ class ConfigServer:
             return
         stop_process(process, _STOP_TIMEOUT_S)
 
+    def write_authority(self) -> Path:
+        """Write the CA of the server's certificate; return its path."""
+        authority = self._directory / "authority.pem"
+        authority.write_bytes(CertificateAuthority(self._directory).pem)
+        return authority
+
     def create_pointer_config(self, host: str = "localhost") -> bytes:
         """Create an access token; return the pointer config of one machine, with the token.
 
         The machine reaches this host as ``host``. Raises `HostError`.
         """
-        authority = self._directory / "authority.pem"
-        authority.write_bytes(CertificateAuthority(self._directory).pem)
+        authority = self.write_authority()
         done = run_process(
             [
                 *(*CONTROLLER_COMMAND, "token", "create", f"--pool={POOL}", "--output=user-data"),

@@ -66,11 +66,11 @@ def install_kinds(clusters: HostedClusters) -> None:
         (TEST_MACHINES, "v1beta2"),
         (TEST_TEMPLATES, "v1beta2"),
     ):
-        crd = hosted.make_crd(resource, resource.version)
+        crd = hosted.build_crd(resource, resource.version)
         crd["metadata"]["labels"] = {f"cluster.x-k8s.io/{contract}": resource.version}
         documents.append(crd)
     others = [each for each in hosted.HYPERSHIFT_KINDS if each != HOSTEDCONTROLPLANES]
-    documents += [hosted.make_crd(resource, resource.version) for resource in others]
+    documents += [hosted.build_crd(resource, resource.version) for resource in others]
     for document in documents:
         clusters.management.create(CUSTOMRESOURCEDEFINITIONS, document)
     for document in documents:

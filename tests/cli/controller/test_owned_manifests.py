@@ -54,7 +54,7 @@ def test_small_kinds_are_printed_only_where_no_others_exist(
     assert {each["metadata"]["name"] for each in found} == KINDS
     client.create(CUSTOMRESOURCEDEFINITIONS, found[1])
     assert {each["metadata"]["name"] for each in print_kinds(capsys, server)} == KINDS
-    client.create(CUSTOMRESOURCEDEFINITIONS, hosted.make_crd(HOSTEDCLUSTERS, "v1beta1"))
+    client.create(CUSTOMRESOURCEDEFINITIONS, hosted.build_crd(HOSTEDCLUSTERS, "v1beta1"))
     assert [each["metadata"]["name"] for each in print_kinds(capsys, server)] == [
         found[1]["metadata"]["name"]
     ]

@@ -187,7 +187,7 @@ class Events:
 
 def install_kinds(client: Client, *versions: str) -> None:
     hosted.install_hosted_kinds(client, *versions)
-    client.create(CUSTOMRESOURCEDEFINITIONS, hosted.make_crd(TEMPLATES, TEMPLATES.version))
+    client.create(CUSTOMRESOURCEDEFINITIONS, hosted.build_crd(TEMPLATES, TEMPLATES.version))
 
 
 class OwnedSite:
