@@ -29,7 +29,7 @@ from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail_lab import image_builds, provision
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
-from treenail_lab.demo import pool, rollout
+from treenail_lab.demo import hosted, pool, rollout
 from treenail_lab.demo.pool import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.help_text import LabParser
@@ -179,6 +179,12 @@ def create_parser() -> argparse.ArgumentParser:
         help="install a cluster in image mode instead, as treenail-lab install does (as root)",
     )
     demo.add_argument(
+        "--hosted",
+        action="store_true",
+        help="show nodes of a hosted cluster instead, which treenail updates in place from a "
+        "management cluster",
+    )
+    demo.add_argument(
         "--limit",
         type=float,
         default=300.0,
@@ -291,6 +297,8 @@ def _parse_node_count(text: str) -> int:
 def _run_demo(arguments: argparse.Namespace) -> int:
     if arguments.install:
         return _run_install_demo(arguments)
+    if arguments.hosted:
+        return _run_hosted_demo(arguments)
     plan, scenario = build_scenario(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     versions = f"from {plan.images[0].version} to {scenario.image.version}"
@@ -338,13 +346,29 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     return 0 if rollout.has_shown_scenario(scenario, result) else 1
 
 
-def _run_install_demo(arguments: argparse.Namespace) -> int:
+def _run_hosted_demo(arguments: argparse.Namespace) -> int:
+    _check_alone(arguments, "--hosted")
+    stream = sys.stderr if arguments.json else sys.stdout
+    with _prepare_directory(arguments) as directory:
+        result = hosted.run_hosted_demo(directory, arguments.nodes, arguments.limit, stream)
+    if arguments.json:
+        print(json.dumps(result.to_json(), indent=1))
+    else:
+        hosted.print_hosted_result(result, stream)
+    return 1 if result.failure else 0
+
+
+def _check_alone(arguments: argparse.Namespace, option: str) -> None:
     others = (arguments.build, arguments.fail, arguments.image, arguments.file)
-    if any(option is not None for option in others):
+    if any(other is not None for other in others):
         raise UsageError(
-            "cannot use --install with --build, --fail, --image or -f",
+            f"cannot use {option} with --build, --fail, --image or -f",
             remedy="leave one of them out",
         )
+
+
+def _run_install_demo(arguments: argparse.Namespace) -> int:
+    _check_alone(arguments, "--install")
     chosen = {"install_directory": None, "workers": 2, "json": arguments.json}
     return install_command.run_install(argparse.Namespace(**chosen, limit=2 * arguments.limit))
 

@@ -48,6 +48,20 @@ def test_demo_shows_plan_then_status_then_what_to_try() -> None:
     assert rollout.endswith("the same in your own cluster\n")
 
 
+def test_nodes_of_a_hosted_cluster_are_updated_in_place_one_after_the_other() -> None:
+    completed = treenail_lab("demo", "--hosted", "--nodes", "2")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    joined, _, update = completed.stdout.partition("\n\n$ kubectl -n clusters apply ")
+    assert joined.startswith("starting a management cluster, and a hosted cluster for 2 machines\n")
+    assert "\nclusters/np InPlace  Updated  " in joined
+    assert "cordoned" not in joined
+    assert "rebooting" in update
+    assert "1 updated, 1 updating\n" in update
+    assert "\n2 nodes updated in place in " in update
+    assert "at most 1 out of service at once\n" in update
+    assert max(map(len, completed.stdout.splitlines())) <= 80
+
+
 def test_node_that_fails_to_stage_is_never_cordoned() -> None:
     document = run_demo("--nodes", "2", "--fail", "stage", code=0)
     assert document["updated"] == []
