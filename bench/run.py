@@ -35,6 +35,7 @@ MODULES = (
     "render",
     "generate",
     "serve",
+    "hosted",
     "rollout",
     "scale",
     "watches",

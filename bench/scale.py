@@ -279,10 +279,12 @@ def build_pod(node: str, number: int) -> Json:
 
 
 @contextmanager
-def running(server: LabServer) -> Iterator["subprocess.Popen[bytes]"]:
+def running(server: LabServer, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run controllers; without ``options`` those of ordinary rollouts."""
     kubeconfig = server.write_kubeconfig(USER, ["system:masters"])
     command = [
-        *CONTROLLER_COMMAND, "run", "--enable=render,rollout,drain", "--no-leader-election",
+        *CONTROLLER_COMMAND, "run", *(options or ("--enable=render,rollout,drain",)),
+        "--no-leader-election",
         f"--kubeconfig={kubeconfig}", "--metrics=127.0.0.1:0",
     ]  # fmt: skip
     log = kubeconfig.with_suffix(".log")

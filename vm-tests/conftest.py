@@ -91,8 +91,14 @@ def chosen() -> Iterator[Driver]:
 
 
 @pytest.fixture
+def kind() -> type[Site]:
+    """The class of sites; a module overrides it for nodes of another kind."""
+    return Site
+
+
+@pytest.fixture
 def new_site(
-    request: pytest.FixtureRequest, built: Built, builder: Builder, chosen: Driver
+    request: pytest.FixtureRequest, built: Built, builder: Builder, chosen: Driver, kind: type[Site]
 ) -> Iterator[Site]:
     """Yield a running machine that becomes a node, and check its story against all rules."""
     name = re.sub(r"[^\w]+", "-", str(request.node.name)).strip("-")
@@ -100,7 +106,7 @@ def new_site(
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     say(f"{name}: starting")
-    found = Site(directory, built, builder, chosen)
+    found = kind(directory, built, builder, chosen)
     try:
         found.power_on()
         yield found

@@ -16,15 +16,18 @@ CHANGES, CHANGE_S = 12, 10.0
 """How often an update tells the API server something, and about how long that takes each time."""
 
 
-def cut_repeatedly(site: Site, cuts: int, test: pytest.Item) -> None:
-    """Update the node between two images in turn, and cut the power at random moments.
+def cut_repeatedly(
+    site: Site, cuts: int, test: pytest.Item, goals: tuple[Goal, Goal] | None = None
+) -> None:
+    """Update the node between two goals in turn, and cut the power at random moments.
 
-    The table at the end tells of the test in which phases that was.
+    Without ``goals`` they are two images. The table at the end tells of the test in which phases
+    that was.
     """
     chance = random.Random(SEED)
     # What the kernel would write on its own within seconds stays unwritten: a lost sync shows.
     site.hold_back_writes()
-    goals = (site.first, site.goal(site.image("2")))
+    goals = goals or (site.first, site.goal(site.image("2")))
     goal: Goal = site.first
     for number in range(1, cuts + 1):
         if site.is_at(goal):

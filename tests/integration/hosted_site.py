@@ -31,6 +31,7 @@ from treenail.clocks import SystemClock
 from treenail.config import node_paths
 from treenail.encoding.json_text import parse_json
 from treenail.errors import AlreadyExistsError
+from treenail.kube.api_client import Client
 from treenail.kube.resources import CONFIGMAPS, NAMESPACES, NODES, Resource
 from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
 from treenail_lab.images import make_image
@@ -69,6 +70,36 @@ def make_payload(config: Json) -> str:
     other = {"path": "/etc/kubernetes/kubeconfig", "contents": {"source": "data:,x"}}
     ignition = {"ignition": {"version": "3.2.0"}, "storage": {"files": [other, served]}}
     return base64.b64encode(gzip.compress(json.dumps(ignition).encode(), 9)).decode()
+
+
+def write_target(client: Client, value: str, config: Json, **data: str) -> None:
+    """Write the ConfigMap that delivers a config; ``data`` replaces its keys."""
+    content = {"config": make_payload(config), "hash": value, **data}
+    document = make_object(CONFIGMAPS, MODE.config_map, top={"data": content})
+    try:
+        client.create(CONFIGMAPS, document, namespace=NAMESPACE)
+    except AlreadyExistsError:
+        found = client.get(CONFIGMAPS, MODE.config_map, namespace=NAMESPACE)
+        document = {**found, "data": content}
+        client.update(CONFIGMAPS, MODE.config_map, document, namespace=NAMESPACE)
+
+
+def allow_read(client: Client, user: str = USER) -> None:
+    """Let the node read the ConfigMap, as treenail's upgrader does in service mode."""
+    rules = {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [MODE.config_map],
+        "verbs": ["get"],
+    }
+    role = make_object(ROLES, "upgrade", top={"rules": [rules]})
+    client.create(ROLES, role, namespace=NAMESPACE)
+    binding = {
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": "upgrade"},
+        "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": user}],
+    }
+    document = make_object(ROLEBINDINGS, "upgrade", top=binding)
+    client.create(ROLEBINDINGS, document, namespace=NAMESPACE)
 
 
 class HostedLab(Lab):
@@ -142,7 +173,7 @@ class HostedSite(Site):
         if has_drainer:
             self.lab.client.create(NAMESPACES, make_object(NAMESPACES, NAMESPACE))
         if is_allowed:
-            self.allow_read()
+            allow_read(self.lab.client)
         drainer = self.server.write_kubeconfig(DRAINER, ["system:masters"])
         self.drains = Drains(self.lab.open_client(drainer), SystemClock())
         self._has_drainer = has_drainer
@@ -159,39 +190,11 @@ class HostedSite(Site):
             self.drains.start()
         super().stop()
 
-    def allow_read(self) -> None:
-        """Let the node read the ConfigMap, as treenail's upgrader does in service mode."""
-        rules = {
-            "apiGroups": [""],
-            "resources": ["configmaps"],
-            "resourceNames": [MODE.config_map],
-            "verbs": ["get"],
-        }
-        self.lab.client.create(
-            ROLES, make_object(ROLES, "upgrade", top={"rules": [rules]}), namespace=NAMESPACE
-        )
-        binding = {
-            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": "upgrade"},
-            "subjects": [{"apiGroup": _RBAC, "kind": "User", "name": USER}],
-        }
-        self.lab.client.create(
-            ROLEBINDINGS, make_object(ROLEBINDINGS, "upgrade", top=binding), namespace=NAMESPACE
-        )
-
     # Requests
 
     def deliver(self, value: str, files: dict[str, str], **data: str) -> None:
         """Write the ConfigMap of a target; ``data`` replaces its keys."""
-        payload = make_payload(make_config("rendered-master-2", files))
-        content = {"config": payload, "hash": value, **data}
-        document = make_object(CONFIGMAPS, MODE.config_map, top={"data": content})
-        try:
-            self.lab.client.create(CONFIGMAPS, document, namespace=NAMESPACE)
-        except AlreadyExistsError:
-            found = self.lab.client.get(CONFIGMAPS, MODE.config_map, namespace=NAMESPACE)
-            self.lab.client.update(
-                CONFIGMAPS, MODE.config_map, {**found, "data": content}, namespace=NAMESPACE
-            )
+        write_target(self.lab.client, value, make_config("rendered-master-2", files), **data)
 
     def select(self, value: str) -> None:
         """Write the Node's ``desiredConfig``."""

@@ -156,6 +156,8 @@ class Site:
         self._goals += 1
         inside = {} if image_mode else {"osImageURL": pull_spec}
         name = f"rendered-worker-{self._goals}"
+        if not image_mode:
+            self.story.images[name] = pull_spec.partition("@")[2]
         self.lab.add_config(build_rendered_config(name, {**inside, **(spec or {})}))
         return Goal(name, pull_spec, image_mode)
 

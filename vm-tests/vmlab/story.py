@@ -40,6 +40,8 @@ class Story:
     violations: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     """Lines for people."""
+    images: dict[str, str] = field(default_factory=dict)
+    """Digest of the image of each config that has one, outside image mode."""
     _notes: dict[str, str] = field(default_factory=dict)
     _cordoned: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,6 +59,7 @@ class Story:
                     self._tell(f"{name.rpartition('/')[2]} = {notes.get(name)}")
             for spelling in key.IMAGE_SPELLINGS.values():
                 self._check_report(spelling, notes)
+            self._check_config(notes)
             self._notes = notes
             self._cordoned = bool(event.object["spec"].get("unschedulable"))
 
@@ -80,6 +83,13 @@ class Story:
         said = notes.get(spelling, "")
         if said and said != self._notes.get(spelling) and not said.endswith(self.digest):
             self._complain(f"{spelling} became {said} while {self.digest} ran")
+
+    def _check_config(self, notes: dict[str, str]) -> None:
+        """The image of the config that the node says it has is the one that runs."""
+        said = notes.get(key.CURRENT_CONFIG, "")
+        image = self.images.get(said, self.digest)
+        if said != self._notes.get(key.CURRENT_CONFIG) and image != self.digest:
+            self._complain(f"{said} was reported while {self.digest} ran")
 
     def _check_boot(self, boot: Boot, update: Mapping[str, object]) -> None:
         joined = key.CURRENT_CONFIG in self._notes

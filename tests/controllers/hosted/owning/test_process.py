@@ -36,9 +36,9 @@ def management(tmp_path: Path) -> Iterator[tuple[LabServer, Client]]:
         yield server, client
 
 
-def open_site(client: Client, kind: str) -> OwnedSite:
+def open_site(client: Client, kind: str, number: int = 0) -> OwnedSite:
     """A pool with a release, a pull secret and a config that the generator accepts."""
-    site = OwnedSite(client, kind)
+    site = OwnedSite(client, kind, number=number)
     site.set_secret(inputs.PULL_SECRET.decode())
     site.set_config(json.dumps(inputs.machine_config("50-a", {"/etc/a": "1"})))
     data: Json = {"id_rsa.pub": base64.b64encode(inputs.SSH_KEY).decode()}
