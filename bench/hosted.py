@@ -139,12 +139,12 @@ def add_machines(site: owned_site.OwnedSite) -> None:
 def measure_agents() -> Iterator[Result]:
     """Compare the memory of agents of both kinds, each at rest after an update."""
     used = []
-    with closing_site(Site(Options())) as site:
+    options = Options(agent_settings=f'image_files = "write"\n{SETTINGS}')
+    with closing_site(Site(options)) as site:
         files = {f"{LIVE_PATH}-{each}": "1" for each in range(20)}
         spec = make_config("live", files)["spec"]
-        goal = site.goal(image=site.current.image)
         site.lab.add_config(build_rendered_config("live", spec))
-        site.annotate({key.DESIRED_CONFIG: "live", key.DESIRED_OS_IMAGE: goal.pull_spec})
+        site.annotate({key.DESIRED_CONFIG: "live", key.DESIRED_OS_IMAGE: site.current.pull_spec})
         wait_for_rollout(lambda: site.notes().get(key.CURRENT_CONFIG) == "live" and site.calm())
         used.append(read_agent(site.machine.agent.pid))
     with closing_site(HostedSite({})) as site:
@@ -173,7 +173,9 @@ def read_agent(pid: int) -> float:
 def measure_in_place() -> Iterator[Result]:
     """Compare the rollouts of a file that needs no reboot, each node after the other."""
     image = make_image("os", "1", 1_000_000)
-    plan = LabPlan(NODE_NAMES, (image,), agent_settings=SETTINGS)
+    plan = LabPlan(
+        NODE_NAMES, (image,), agent_settings=SETTINGS, has_machine_config_nodes=False
+    )
     with make_directory() as directory, closing(started(Lab(directory, plan))) as lab:
         for number in range(ROUNDS + 1):
             lab.add_config(build_live(f"c-{number}", number))

@@ -95,7 +95,7 @@ def test_hosted_node_survives_power_cuts(site: HostedSite, request: pytest.Fixtu
         site.start_drains()
         site.settle(new)
         assert [boot.digest for boot in site.story.boots] == [site.first.digest, new.digest]
-        cut_repeatedly(site, MORE_CUTS, request.node, (site.first, new))
+        cut_repeatedly(site, MORE_CUTS, request.node, (new, site.first))
     finally:
         write_record(
             "machines",

@@ -21,14 +21,14 @@ def cut_repeatedly(
 ) -> None:
     """Update the node between two goals in turn, and cut the power at random moments.
 
-    Without ``goals`` they are two images. The table at the end tells of the test in which phases
-    that was.
+    The node is at the first of ``goals``; without them they are two images. The table at the end
+    tells of the test in which phases that was.
     """
     chance = random.Random(SEED)
     # What the kernel would write on its own within seconds stays unwritten: a lost sync shows.
     site.hold_back_writes()
     goals = goals or (site.first, site.goal(site.image("2")))
-    goal: Goal = site.first
+    goal: Goal = goals[0]
     for number in range(1, cuts + 1):
         if site.is_at(goal):
             goal = goals[1] if goal == goals[0] else goals[0]
