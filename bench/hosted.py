@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,19 +44,17 @@ from treenail.kube.resources import (
     NODES,
 )
 from treenail_lab.apiserver.serving.server import LabServer
-from treenail_lab.cluster import Lab, LabPlan, build_rendered_config
+from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.images import make_image
 
 Json = dict[str, Any]
-CLUSTERS, KINDS_OF_POOLS = 100, ("Replace", "Replace", "InPlace")
-POOLS = CLUSTERS * len(KINDS_OF_POOLS)
+CLUSTERS, POOL_TYPES = 100, ("Replace", "Replace", "InPlace")
 MEMORY_TARGET, REQUESTS_TARGET, AGENT_TARGET = 2.5, 2.0, 1.1
 CONDUCTED_TARGET, IN_PLACE_TARGET = 1.2, 2.0
 CONDUCTED_NODES, CONDUCTED_LIMIT = 20, 4
 ROUNDS = 3
 NODE_NAMES = ("n1", "n2", "n3")
 POOL = "np"
-DONE = key.NodeState.DONE
 
 
 def measure(_seconds: float) -> Iterator[Result]:
@@ -87,7 +85,12 @@ def measure_rest() -> Iterator[Result]:
             owned_site.install_kinds(client)
             sites = [open_cluster(client, number) for number in range(count)]
             with running(server, *ENABLE) as process:
-                wait_for_rollout(lambda sites=sites: all(map(has_owners, sites)))
+                wait_for_rollout(lambda server=server: bool(server.count_requests(user=USER)))
+                wait_for_rollout(
+                    lambda sites=sites: all(
+                        len(list_owners(each)) == len(POOL_TYPES) for each in sites
+                    )
+                )
                 for site in sites:
                     add_machines(site)
                 wait_for_rollout(lambda server=server: is_at_rest(server))
@@ -96,19 +99,20 @@ def measure_rest() -> Iterator[Result]:
                     before = server.count_requests(user=USER)
                     time.sleep(RECHECK_S)
                     made = server.count_requests(user=USER) - before
-                    used[-1] = max(used[-1], read_rss(process.pid))
-    what = f"{CLUSTERS} hosted clusters, {POOLS} pools at rest"
+                    used[-1] = read_rss(process.pid)
+    pools = CLUSTERS * len(POOL_TYPES)
+    what = f"{CLUSTERS} hosted clusters, {pools} pools at rest"
     yield Result("controllers without hosted clusters: RSS", "MiB", used[0])
     yield Result(f"{what}: RSS", "MiB", used[1])
     yield Result("  compared with none", "times", used[1] / used[0], MEMORY_TARGET)
-    rate = made / (RECHECK_S / 60) / POOLS
+    rate = made / (RECHECK_S / 60) / pools
     yield Result("  requests of a pool", "1/min", rate, REQUESTS_TARGET)
 
 
 def open_cluster(client: Client, number: int) -> owned_site.OwnedSite:
     """Create a hosted cluster with its pools; they differ in their last digit."""
-    site = open_site(client, KINDS_OF_POOLS[0], number)
-    for other, kind in enumerate(KINDS_OF_POOLS[1:], 1):
+    site = open_site(client, POOL_TYPES[0], number)
+    for other, kind in enumerate(POOL_TYPES[1:], 1):
         site.pool["metadata"]["name"] = f"np-{other}"
         site.pool["spec"]["management"]["upgradeType"] = kind
         site.create_pool()
@@ -117,10 +121,6 @@ def open_cluster(client: Client, number: int) -> owned_site.OwnedSite:
 
 def list_owners(site: owned_site.OwnedSite) -> list[Json]:
     return site.list(MACHINEDEPLOYMENTS) + site.list(MACHINESETS)
-
-
-def has_owners(site: owned_site.OwnedSite) -> bool:
-    return len(list_owners(site)) == len(KINDS_OF_POOLS)
 
 
 def add_machines(site: owned_site.OwnedSite) -> None:
@@ -138,33 +138,27 @@ def add_machines(site: owned_site.OwnedSite) -> None:
 
 def measure_agents() -> Iterator[Result]:
     """Compare the memory of agents of both kinds, each at rest after an update."""
-    used = []
+    files = {f"{LIVE_PATH}-{each}": "1" for each in range(20)}
     options = Options(agent_settings=f'image_files = "write"\n{SETTINGS}')
-    with closing_site(Site(options)) as site:
-        files = {f"{LIVE_PATH}-{each}": "1" for each in range(20)}
-        spec = make_config("live", files)["spec"]
-        site.lab.add_config(build_rendered_config("live", spec))
+    with ExitStack() as exits:
+        site = Site(options)
+        exits.callback(site.stop)
+        site.lab.add_config(make_config("live", files))
         site.annotate({key.DESIRED_CONFIG: "live", key.DESIRED_OS_IMAGE: site.current.pull_spec})
         wait_for_rollout(lambda: site.notes().get(key.CURRENT_CONFIG) == "live" and site.calm())
-        used.append(read_agent(site.machine.agent.pid))
-    with closing_site(HostedSite({})) as site:
-        site.update("1" * 16, files)
-        site.wait_done("1" * 16)
-        used.append(read_agent(site.machine.agent.pid))
-    yield Result("agent at rest after an update: RSS", "MiB", used[0])
-    yield Result("agent of a hosted node at rest after an update: RSS", "MiB", used[1])
-    yield Result("  compared with the ordinary one", "times", used[1] / used[0], AGENT_TARGET)
+        ordinary = read_agent(site)
+    with ExitStack() as exits:
+        hosted_site = HostedSite({})
+        exits.callback(hosted_site.stop)
+        hosted_site.update("1" * 16, files)
+        hosted_site.wait_done("1" * 16)
+        used = read_agent(hosted_site)
+    yield Result("agent of a hosted node after an update: RSS", "MiB", used)
+    yield Result("  compared with an ordinary one", "times", used / ordinary, AGENT_TARGET)
 
 
-@contextmanager
-def closing_site(site: Site) -> Iterator[Any]:
-    try:
-        yield site
-    finally:
-        site.stop()
-
-
-def read_agent(pid: int) -> float:
+def read_agent(site: Site) -> float:
+    pid = site.machine.agent.pid
     wait_for_rollout(lambda: not has_children(pid))
     time.sleep(12.0)  # it releases memory after the end of its child
     return read_memory(pid, "Rss")
@@ -173,10 +167,11 @@ def read_agent(pid: int) -> float:
 def measure_in_place() -> Iterator[Result]:
     """Compare the rollouts of a file that needs no reboot, each node after the other."""
     image = make_image("os", "1", 1_000_000)
-    plan = LabPlan(
-        NODE_NAMES, (image,), agent_settings=SETTINGS, has_machine_config_nodes=False
-    )
-    with make_directory() as directory, closing(started(Lab(directory, plan))) as lab:
+    plan = LabPlan(NODE_NAMES, (image,), agent_settings=SETTINGS, has_machine_config_nodes=False)
+    with make_directory() as directory, ExitStack() as exits:
+        lab = Lab(directory, plan)
+        exits.callback(lab.stop)
+        lab.start()
         for number in range(ROUNDS + 1):
             lab.add_config(build_live(f"c-{number}", number))
         add_pool(lab.client, "worker", "c-0", maxUnavailable=1)
@@ -202,7 +197,8 @@ def measure_hosted_rollouts(plan: LabPlan) -> float:
     with ExitStack() as exits:
         directory = exits.enter_context(make_directory())
         guest = HostedLab(directory / "guest", plan, files, agent=())
-        exits.enter_context(closing(started(guest)))
+        exits.callback(guest.stop)
+        guest.start()
         clusters = open_clusters(exits, directory, guest.server, guest.client)
         scope: Json = {"metadata": {"annotations": {hosted_key.SCOPE: "treenail"}}}
         place = {"namespace": hosted.NAMESPACE}
@@ -249,12 +245,6 @@ def build_live(name: str, number: int) -> Json:
     return make_config(name, files)
 
 
-def started(lab: Lab) -> Lab:
-    lab.start()
-    lab.close = lab.stop  # type: ignore[attr-defined]
-    return lab
-
-
 def are_done(lab: Lab, config: str) -> bool:
     """Whether all nodes have the config and are in service."""
     found: Any = lab.client.list(NODES).items
@@ -263,7 +253,7 @@ def are_done(lab: Lab, config: str) -> bool:
         notes = node["metadata"].get("annotations") or {}
         states.append((notes.get(key.CURRENT_CONFIG), notes.get(key.STATE)))
     is_out = any(node.get("spec", {}).get("unschedulable") for node in found)
-    return not is_out and states == [(config, DONE)] * len(NODE_NAMES)
+    return not is_out and states == [(config, key.NodeState.DONE)] * len(NODE_NAMES)
 
 
 def open_clusters(
