@@ -73,40 +73,42 @@ def make_directory() -> Iterator[Path]:
 
 
 def measure_rest() -> Iterator[Result]:
-    """Compare the controllers with clusters and without; count requests for a recheck of all."""
-    used = []
-    for count in (0, CLUSTERS):
-        with (
-            make_directory() as directory,
-            LabServer(directory) as server,
-            open_client(server.admin_kubeconfig) as client,
-        ):
-            install_kinds(client)
-            owned_site.install_kinds(client)
-            sites = [open_cluster(client, number) for number in range(count)]
-            with running(server, *ENABLE) as process:
-                wait_for_rollout(lambda server=server: bool(server.count_requests(user=USER)))
-                wait_for_rollout(
-                    lambda sites=sites: all(
-                        len(list_owners(each)) == len(POOL_TYPES) for each in sites
-                    )
-                )
-                for site in sites:
-                    add_machines(site)
-                wait_for_rollout(lambda server=server: is_at_rest(server))
-                used.append(read_rss(process.pid))
-                if count:
-                    before = server.count_requests(user=USER)
-                    time.sleep(RECHECK_S)
-                    made = server.count_requests(user=USER) - before
-                    used[-1] = read_rss(process.pid)
-    pools = CLUSTERS * len(POOL_TYPES)
-    what = f"{CLUSTERS} hosted clusters, {pools} pools at rest"
-    yield Result("controllers without hosted clusters: RSS", "MiB", used[0])
-    yield Result(f"{what}: RSS", "MiB", used[1])
-    yield Result("  compared with none", "times", used[1] / used[0], MEMORY_TARGET)
-    rate = made / (RECHECK_S / 60) / pools
+    """Compare the controllers with clusters and without."""
+    without_mib, _ = run_controllers(0)
+    used_mib, rate = run_controllers(CLUSTERS)
+    what = f"{CLUSTERS} hosted clusters of {len(POOL_TYPES)} pools at rest"
+    yield Result("controllers without hosted clusters: RSS", "MiB", without_mib)
+    yield Result(f"{what}: RSS", "MiB", used_mib)
+    yield Result("  compared with none", "times", used_mib / without_mib, MEMORY_TARGET)
     yield Result("  requests of a pool", "1/min", rate, REQUESTS_TARGET)
+
+
+def run_controllers(count: int) -> tuple[float, float]:
+    """Return the memory with so many clusters, and the requests of a pool in a minute.
+
+    The requests are counted until all pools have read their sources again.
+    """
+    with (
+        make_directory() as directory,
+        LabServer(directory) as server,
+        open_client(server.admin_kubeconfig) as client,
+    ):
+        install_kinds(client)
+        owned_site.install_kinds(client)
+        sites = [open_cluster(client, number) for number in range(count)]
+        with running(server, *ENABLE) as process:
+            wait_for_rollout(lambda: server.count_requests(user=USER) > 0)
+            for site in sites:
+                wait_for_rollout(lambda site=site: len(list_owners(site)) == len(POOL_TYPES))
+                add_machines(site)
+            wait_for_rollout(lambda: is_at_rest(server))
+            if not sites:
+                return read_rss(process.pid), 0.0
+            before = server.count_requests(user=USER)
+            time.sleep(RECHECK_S)
+            made = server.count_requests(user=USER) - before
+            rate = made / (RECHECK_S / 60) / (count * len(POOL_TYPES))
+            return read_rss(process.pid), rate
 
 
 def open_cluster(client: Client, number: int) -> owned_site.OwnedSite:
