@@ -57,7 +57,7 @@ def digest(*parts: object) -> str:
 
 
 def generate_config(inputs: ConfigInputs) -> PoolConfig:
-    """A config whose hashes follow the rules: contents of the pull secret roll nothing."""
+    """A config whose hashes follow the rules: the pull secret and a proxy roll nothing."""
     for name, found in inputs.config_maps.items():
         if found is None:
             raise PoolConfigError(
@@ -65,9 +65,14 @@ def generate_config(inputs: ConfigInputs) -> PoolConfig:
             )
     data: Any = [found and found.get("data") for found in inputs.config_maps.values()]
     texts = [(found or {})["config"] for found in data]
-    app, _, keys = ",".join(texts).partition(";ssh=")
-    file = {"path": "/etc/sysctl.d/app.conf", "contents": {"source": f"data:,{quote(app)}"}}
-    ignition: Json = {"ignition": {"version": "3.2.0"}, "storage": {"files": [file]}}
+    document_text, _, proxy = ",".join(texts).partition(";proxy=")
+    app, _, keys = document_text.partition(";ssh=")
+    contents = {"/etc/sysctl.d/app.conf": app, "/etc/kubernetes/proxy/haproxy.cfg": proxy}
+    files = [
+        {"path": path, "contents": {"source": f"data:,{quote(text)}"}}
+        for path, text in contents.items()
+    ]
+    ignition: Json = {"ignition": {"version": "3.2.0"}, "storage": {"files": files}}
     if keys:
         ignition["passwd"] = {"users": [{"name": "core", "sshAuthorizedKeys": [keys]}]}
     document = {"metadata": {"name": "np"}, "spec": {"config": ignition}}
@@ -75,7 +80,7 @@ def generate_config(inputs: ConfigInputs) -> PoolConfig:
     return PoolConfig(
         MachineConfig.from_json(document),
         digest(data, image, (inputs.pull_secret or b"").decode()),
-        digest(data, image),
+        digest(document_text, image),
         image.rpartition(":")[2],
         image,
     )

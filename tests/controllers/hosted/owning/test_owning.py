@@ -184,6 +184,32 @@ def test_changed_ssh_key_rolls_nothing_and_reaches_new_machines(client: Client, 
     assert "ConfigUnknown" not in dict(site.events.found)
 
 
+def test_computed_default_that_needs_a_drain_waits_for_the_next_rollout(client: Client) -> None:
+    """Agents refuse it as a refresh, and it alone is no reason to drain nodes."""
+    site = open_site(client, "InPlace", management={"upgradeType": "InPlace"})
+    site.set_config("a;ssh=one;proxy=1")
+    actor = CapiActor(site)
+    settle(site, actor)
+
+    def read_target() -> str:
+        owner: Json = site.read_owner() or {}
+        return str(owner["metadata"]["annotations"][hosted_key.TARGET_CONFIG])
+
+    first, target = dict(actor.boots), read_target()
+    site.set_config("a;ssh=one;proxy=2")
+    settle(site, actor)
+    assert read_target() == target
+    assert site.conditions()["ConfigUpdatePending"]["reason"] == "ManagementConfigDrift"
+    site.patch_pool({"spec": {"replicas": 3}})
+    settle(site, actor)
+    [new] = set(actor.boots) - set(first)
+    assert actor.boots[new] != target
+    # Its difference from the config of the nodes has the proxy too.
+    site.set_config("a;ssh=two;proxy=2")
+    settle(site, actor, steps=20)
+    assert read_target() not in (target, actor.boots[new])
+
+
 def test_pool_whose_config_is_unknown_is_rolled_and_says_so(client: Client) -> None:
     site = open_site(client)
     site.set_config("a;ssh=one")

@@ -190,7 +190,7 @@ class OwningController:
             pool, owned.namespace, owned.cluster_name, config,
             self._sources.find_template(owned), owned.found, self._version,
         )  # fmt: skip
-        inputs = replace(inputs, is_refresh=self._is_refresh(owned, inputs))
+        inputs = self._compare(owned, inputs)
         if not can_roll and machines.needs_rollout(inputs):
             # The Secrets of the present template keep the config that its machines have.
             return inputs, secrets
@@ -203,20 +203,29 @@ class OwningController:
             trust_bundle=read.trust_bundle or b"",
         )
 
-    def _is_refresh(self, owned: sources.OwnedPool, inputs: machines.MachineInputs) -> bool:
-        """Return whether another rollout hash comes from changes that roll no node."""
-        owner = inputs.owner
-        # A machine's version changes only with the machine.
-        if owner is None or not machines.has_other_hash(inputs):
-            return False
+    def _compare(
+        self, owned: sources.OwnedPool, inputs: machines.MachineInputs
+    ) -> machines.MachineInputs:
+        """Return the inputs with what nodes need to get from their config to this one."""
+        owner, has_other = inputs.owner, machines.has_other_hash(inputs)
+        if owner is None or owner.own_target == inputs.config.target_hash:
+            return inputs
         try:
-            before = self._sources.read_delivered_config(owned, owner.data_secret)
+            before = self._sources.read_target_config(owned, owner)
         except errors.ConfigError as error:
-            text = f"all nodes are rolled: cannot compare with the config that they have: {error}"
-            self._warn(owned.pool, "ConfigUnknown", text)
-            return False
-        is_same_version = owner.version == inputs.config.version
-        return is_same_version and not hashes.needs_rollout(before, inputs.config.config)
+            if has_other:
+                text = "all nodes are rolled: cannot compare with the config that they have"
+                self._warn(owned.pool, "ConfigUnknown", f"{text}: {error}")
+            return replace(inputs, holds_target=not has_other)
+        # A machine's version changes only with the machine.
+        can_refresh = owner.version == inputs.config.version and not hashes.needs_rollout(
+            before, inputs.config.config
+        )
+        return replace(
+            inputs,
+            is_refresh=has_other and can_refresh,
+            holds_target=not (has_other or can_refresh),
+        )
 
     def _find_pool(self, key: str) -> sources.OwnedPool | None:
         """Return a NodePool of the scope with its objects; None for any other."""

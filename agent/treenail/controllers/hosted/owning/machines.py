@@ -58,6 +58,9 @@ class MachineInputs:
     capi_version: str = clusterapi.VERSIONS[0]
     is_refresh: bool = False
     """Another rollout hash needs neither drain nor reboot: an SSH key, or one mirror more."""
+    holds_target: bool = False
+    """The same rollout hash needs a drain or a reboot, as a computed default: nodes do not get the
+    config before the next rollout, because agents refuse it as a refresh."""
 
     @property
     def is_v1beta1(self) -> bool:
@@ -245,6 +248,8 @@ def _build_targets(inputs: MachineInputs, rolled_hash: str) -> decode.Json:
         before, current = owner.target_hash or before, owner.current_hash or known
     if len(rolled_hash) == _HYPERSHIFT_DIGITS:
         target = before
+    if owner is not None and inputs.holds_target:
+        target = owner.own_target or target
     if owner is not None:
         current = owner.metadata.annotations.get(hosted_key.UPDATED_CONFIG, current)
     return {hosted_key.TARGET_CONFIG: target, hosted_key.UPDATED_CONFIG: current}

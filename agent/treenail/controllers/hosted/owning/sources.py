@@ -104,18 +104,15 @@ class SourceReader:
             found[user_data] = taken | {"metadata": metadata | {"labels": labels}}
         return found
 
-    def read_delivered_config(
-        self, owned: OwnedPool, user_data: str
+    def read_target_config(
+        self, owned: OwnedPool, owner: machines.Owner
     ) -> machineconfig.MachineConfig:
-        """Return the config that new machines of the present template get.
+        """Return the config that nodes should have now.
 
         Raises `ConfigError` for HyperShift's, and one that does not exist.
         """
         pool, place = owned.pool, owned.namespace
-        target = pool.read_secret_hash(user_data)
-        if secret := self._client.find(resources.SECRETS, user_data, namespace=place):
-            notes = object_meta.read_metadata(secret).annotations
-            target = notes.get(hosted_key.TARGET_CONFIG, target)
+        target = owner.own_target or pool.read_secret_hash(owner.data_secret)
         name = f"{nodepool.TOKEN_PREFIX}{pool.name}-{target}"
         token = self._client.find(resources.SECRETS, name, namespace=place) or {}
         try:
