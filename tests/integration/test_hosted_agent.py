@@ -146,7 +146,7 @@ def test_config_of_another_hash_is_not_applied(site: HostedSite) -> None:
 def test_cut_payload_changes_nothing_and_a_new_target_follows(site: HostedSite) -> None:
     payload = make_payload(make_config("x", {APP: "1"}))
     site.update(H1, {}, config=payload[: len(payload) // 8 * 4])
-    site.wait_degraded(MODE.config_map, "gzip data end early", "kubectl delete configmap")
+    site.wait_degraded(MODE.config_map, "expected gzip in base64", "kubectl delete configmap")
     assert site.text(APP) == "0"
     site.update(H2, {APP: "2"})
     site.wait_done(H2)
