@@ -72,9 +72,9 @@ def make_payload(config: Json) -> str:
     return base64.b64encode(gzip.compress(json.dumps(ignition).encode(), 9)).decode()
 
 
-def write_target(client: Client, value: str, config: Json, **data: str) -> None:
+def write_target(client: Client, value: str, rendered: Json, **data: str) -> None:
     """Write the ConfigMap that delivers a config; ``data`` replaces its keys."""
-    content = {"config": make_payload(config), "hash": value, **data}
+    content = {"config": make_payload(rendered), "hash": value, **data}
     document = make_object(CONFIGMAPS, MODE.config_map, top={"data": content})
     try:
         client.create(CONFIGMAPS, document, namespace=NAMESPACE)
