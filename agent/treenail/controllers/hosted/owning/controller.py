@@ -18,8 +18,11 @@ from treenail.controllers.hosted.owning import conditions, machines, sources, to
 from treenail.controllers.runtime import informer_set
 from treenail.kube import api_client, discovery, event_recorder, resources, watch
 
-RECHECK_S = 240.0
-"""Delay until the contents of ConfigMaps and Secrets are read again, which are not watched."""
+RECHECK_S = 360.0
+"""Delay until the contents of ConfigMaps and Secrets are read again, which are not watched.
+
+That takes up to 12 requests, of which a pool may make 2 in a minute.
+"""
 _RETRY_S = 5.0
 _KINDS = (
     resources.NODEPOOLS, resources.HOSTEDCLUSTERS, resources.HOSTEDCONTROLPLANES,
