@@ -1,4 +1,4 @@
-"""What an administrator of a hosted cluster can write there, and what comes of it.
+"""Attempts of the administrator of a hosted cluster, and their results.
 
 A row is one attempt during an update of `OwnWorld`: m0 has the target, m1 and m2 wait. After each
 of them treenail has written nothing but to its own objects, read no Secret but that of
@@ -106,7 +106,7 @@ class AttackedWorld(OwnWorld):
         return ReadingApi(self.now), StrictGuestApi(self.now)
 
     def read_objects(self) -> dict[tuple[str, str], Json]:
-        """What treenail made, as it is stored, without what the API server counts."""
+        """The objects of treenail as they are stored, without their metadata."""
         return {
             place: {
                 name: value
@@ -125,7 +125,7 @@ class AttackedWorld(OwnWorld):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the administrator does, and what must follow."""
+    """An attempt and its expected result."""
 
     attack: Callable[[AttackedWorld], object]
     is_first: bool = False

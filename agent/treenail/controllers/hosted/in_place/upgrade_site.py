@@ -16,10 +16,7 @@ RECHECK_S = 10.0
 """How long a change by another account, or a removed pod, may stay unnoticed."""
 _SERVICE_WAIT_S = 60.0
 """Time for the agent of an image to report after a boot."""
-_FIND_RULES = (
-    "run there: kubectl get mutatingwebhookconfigurations,validatingwebhookconfigurations,"
-    "validatingadmissionpolicies,resourcequotas -A"
-)
+_FIND_RULES = "look there for admission webhooks, admission policies and quotas"
 
 
 class UpgradeSite:
