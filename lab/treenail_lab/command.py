@@ -29,10 +29,11 @@ from treenail.errors import ConfigError, HostError, TreenailError, UsageError
 from treenail_lab import image_builds, provision
 from treenail_lab.cluster import Lab, LabPlan
 from treenail_lab.controllers import ALL_CONTROLLERS, ControllerReplicas
-from treenail_lab.demo import hosted, pool, rollout
+from treenail_lab.demo import pool, rollout
 from treenail_lab.demo.pool import CONTAINERFILE, check_builds
 from treenail_lab.demo.rollout import PODS_PER_NODE, DemoScenario, RolloutDemo
 from treenail_lab.help_text import LabParser
+from treenail_lab.hosted.demo import print_hosted_result, run_hosted_demo
 from treenail_lab.images import Credential, Image, make_image
 from treenail_lab.install import install_command
 from treenail_lab.lifetime.owner import OWNER_FILE, owner, remove_if_abandoned
@@ -350,11 +351,11 @@ def _run_hosted_demo(arguments: argparse.Namespace) -> int:
     _check_alone(arguments, "--hosted")
     stream = sys.stderr if arguments.json else sys.stdout
     with _prepare_directory(arguments) as directory:
-        result = hosted.run_hosted_demo(directory, arguments.nodes, arguments.limit, stream)
+        result = run_hosted_demo(directory, arguments.nodes, arguments.limit, stream)
     if arguments.json:
         print(json.dumps(result.to_json(), indent=1))
     else:
-        hosted.print_hosted_result(result, stream)
+        print_hosted_result(result, stream)
     return 1 if result.failure else 0
 
 

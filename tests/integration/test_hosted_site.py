@@ -137,7 +137,7 @@ def site() -> Iterator[HostedSite]:
             yield found
             assert found.controllers is not None
             print(found.controllers.find_log().read_text()[-8000:])  # noqa: T201  # if it failed
-            print(found.ignition.log.read_text()[-3000:])  # noqa: T201
+            print(found.ignition.log.read_text()[-3000:])  # noqa: T201  # if it failed
 
 
 def test_in_place_pool_is_updated_node_by_node_through_kills(site: HostedSite) -> None:

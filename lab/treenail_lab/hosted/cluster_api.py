@@ -112,7 +112,7 @@ class ClusterApi:
         if not is_on_delete:
             joined = [one for one in (*new, *old) if _has_joined(one)]
             least = wanted - int(rolling.get("maxUnavailable", 0))
-            # Those that never joined go first: they are available to nobody.
+            # Those that never joined go first: they are not available.
             old.sort(key=_has_joined)
             waiting = [one for one in old if not _has_joined(one)]
             for machine in old[: len(waiting) + max(len(joined) - least, 0)]:

@@ -127,7 +127,7 @@ def fetch_config(user_data: bytes) -> tuple[int, bytes]:
         source["source"], headers={"Accept": _ACCEPT, **headers}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_REQUEST_S, context=context) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_REQUEST_S, context=context) as answer:  # noqa: S310  # https
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, b""

@@ -145,7 +145,7 @@ class HostedDemo:
             time.sleep(_INTERVAL_S)
 
     def _draw(self) -> None:
-        """Draw the table over the last one; where nobody watches, print each change once."""
+        """Draw the table over the last one; without a terminal, print each change once."""
         lines = [*self._format_pool(), "", *self._format_nodes()]
         if self._stream.isatty():
             # Cursor up, and clear to the end of the screen.
