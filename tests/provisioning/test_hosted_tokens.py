@@ -226,6 +226,7 @@ def test_renewed_token_and_the_one_before_are_accepted(place: HostedPlace) -> No
         ("soon", 511),
         (clocks.format_rfc3339(clocks.SystemClock().now() + HOUR), 200),
     ],
+    ids=["past", "no time", "future"],
 )
 def test_token_is_refused_after_its_end(place: HostedPlace, text: str, status: int) -> None:
     token = place.sync(ONE)

@@ -19,6 +19,7 @@ from treenail.api import annotations as key
 from treenail.api import component_names
 from treenail.api.hosted import annotations as hosted_key
 from treenail.api.hosted.nodepool import NodePool
+from treenail.clocks import format_rfc3339
 from treenail.controllers.drain.decide import DrainNode
 from treenail.controllers.hosted.conduct import pool_facts
 from treenail.controllers.pools.node_facts import RolloutTarget
@@ -428,6 +429,21 @@ def test_agent_of_another_boot_has_a_minute() -> None:
     world.set_service("m0", "boot-1")
     world.sync()
     assert ("pods", "treenail-installer-m0") not in world.guest.objects
+
+
+def test_node_that_has_just_joined_has_some_time() -> None:
+    world = OwnWorld(1)
+    now = format_rfc3339(world.now() - 1)
+    world.guest.change("nodes", "m0", {"metadata": {"creationTimestamp": now}})
+    world.set_service("m0", None)
+    world.is_stuck = {"m0"}
+    world.set_config(A)
+    world.sync()
+    world.sync()
+    assert ("pods", "treenail-installer-m0") not in world.guest.objects
+    world.seconds += 11.0
+    world.sync()
+    assert ("pods", "treenail-installer-m0") in world.guest.objects
 
 
 def test_missing_agent_image_is_reported() -> None:

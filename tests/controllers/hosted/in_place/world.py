@@ -83,6 +83,8 @@ class OwnWorld(HostedWorld):
         notes = {hosted_key.TARGET_CONFIG: OLD, hosted_key.UPDATED_CONFIG: OLD}
         self.annotate_owner(notes)
         self.management.change(self.owner_kind, POOL, {"spec": {"replicas": size}})
+        # The nodes joined a while ago.
+        self.seconds += 120.0
 
     def make_apis(self) -> tuple[Api, Api]:
         return Api(self.now), GuestApi(self.now)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from treenail import clocks
 from treenail.api import component_names, decode, object_meta
 from treenail.api.annotations import NodeState
 from treenail.api.hosted import annotations as hosted_key
@@ -49,6 +50,8 @@ class HostedNode:
     service_boot: str = ""
     has_drain: bool = False
     """A drain or uncordon was requested, and the drainer has not acknowledged it."""
+    created_at: float = 0.0
+    """Unix time at which the machine joined; 0 if unknown."""
 
     @classmethod
     def from_json(
@@ -64,6 +67,7 @@ class HostedNode:
             fields.get_object("status").get_object("nodeInfo").get_text("bootID")[:100],
             notes.get(hosted_key.SERVICE_BOOT, ""),
             requested not in ("", notes.get(drain_keys.applied, "")),
+            clocks.parse_rfc3339(meta.created) or 0.0,
         )
 
     @property

@@ -14,6 +14,7 @@ from treenail.kube import api_client, resources
 
 RECHECK_S = 10.0
 """How long a change by another account, or a removed pod, may stay unnoticed."""
+_JOIN_WAIT_S = 10.0
 _SERVICE_WAIT_S = 60.0
 """Time for the agent of an image to report after a boot."""
 _FIND_RULES = "look there for admission webhooks, admission policies and quotas"
@@ -117,13 +118,17 @@ class UpgradeSite:
                 self._client.create(resources.PODS, pod, namespace=namespace)
 
     def is_installer_due(self, node: upgrade_objects.HostedNode) -> bool:
-        """Return whether the image of a node has no treenail; one that booted has a minute."""
+        """Return whether the image of a node has no treenail.
+
+        A node that has just joined or booted has some time to say so.
+        """
         if node.has_service:
             self._missing_since.pop(node.name, None)
             return False
         now = self._clock.monotonic()
         since = self._missing_since.setdefault(node.name, now)
-        return not node.service_boot or now - since >= _SERVICE_WAIT_S
+        is_new = self._clock.now() - node.created_at < _JOIN_WAIT_S
+        return now - since >= _SERVICE_WAIT_S or not (node.service_boot or is_new)
 
     def remove(self, content: upgrade_objects.UpgradeContent) -> None:
         """Delete everything; what another owner has stays."""
