@@ -19,6 +19,9 @@ API_VERSION = "hypershift.openshift.io/v1beta1"
 KUBEVIRT = "KubeVirt"
 """The platform whose provider copies user data."""
 
+HASH_DIGITS = 8
+"""Length of a hash of HyperShift."""
+
 USER_DATA_PREFIX, TOKEN_PREFIX = "user-data-", "token-"
 
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -123,8 +126,9 @@ class NodePool(_ConditionOwner, kind="NodePool", api_version=API_VERSION):
 
     @property
     def current_rollout_hash(self) -> str:
-        """Hash of hypershift#8698; empty where HyperShift does not have it."""
-        return self.metadata.annotations.get(hosted_key.CURRENT_ROLLOUT_CONFIG, "")
+        """Hash of what rolls nodes; empty for HyperShift's own (hypershift#8698)."""
+        found = self.metadata.annotations.get(hosted_key.CURRENT_ROLLOUT_CONFIG, "")
+        return "" if len(found) == HASH_DIGITS else found
 
     @property
     def rollout_policy(self) -> str:

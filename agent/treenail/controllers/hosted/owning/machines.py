@@ -26,7 +26,6 @@ _CAPACITY_PART = re.compile(r"([a-z-]+)=([A-Za-z0-9][A-Za-z0-9./-]{0,62})")
 _SIZE = hosted_key.CAPI_PREFIX + "cluster-api-autoscaler-node-group-"
 _ON_DELETE = "OnDelete"
 _LABEL_LIMIT = 43
-_HYPERSHIFT_DIGITS = 8
 _STARTUP_S, _UNHEALTHY_S, _UNHEALTHY_BARE_S, _MAX_UNHEALTHY = 1200, 480, 960, 2
 _Type = nodepool.NodePoolCondition
 
@@ -246,7 +245,7 @@ def _build_targets(inputs: MachineInputs, rolled_hash: str) -> decode.Json:
         is_own = hosted_key.ROLLOUT_CONFIG in owner.metadata.annotations
         known = "" if is_own else inputs.pool.current_hash or before
         before, current = owner.target_hash or before, owner.current_hash or known
-    if len(rolled_hash) == _HYPERSHIFT_DIGITS:
+    if len(rolled_hash) == nodepool.HASH_DIGITS:
         target = before
     if owner is not None and inputs.holds_target:
         target = owner.own_target or target
