@@ -39,6 +39,7 @@ NODE_COMMANDS = {
     "firstboot": ["--config", CANARY],
     "handback": [CANARY],
     "history": [],
+    "hosted": ["--node-name", CANARY, "--root-mount", f"/none/{CANARY}"],
     "once": [CANARY],
     "plan": ["OLD", "NEW"],
     "retry": [],

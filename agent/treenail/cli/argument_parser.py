@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from treenail.cli.output import EXIT_USAGE
 
+_URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
+
 
 class CommandParser(argparse.ArgumentParser):
     """Parser whose help has the examples first, and that exits with `EXIT_USAGE`.
@@ -89,6 +91,14 @@ def parse_count(text: str) -> int:
 
 
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
+
+
+def parse_server_url(text: str) -> str:
+    """Return the URL of a server; raise `argparse.ArgumentTypeError` if it is none."""
+    match = _URL.fullmatch(text)
+    if not match or not 1 <= int(match[2] or 443) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected https://HOST:PORT, found {text!r:.80}")
+    return text.rstrip("/")
 
 
 def parse_duration(text: str) -> float:

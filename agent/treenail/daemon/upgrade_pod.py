@@ -36,11 +36,14 @@ _HOST_UNIT = "treenail.service"
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _STATUS, _STATUS_LIMIT = "/run/treenail/status.json", 1024 * 1024
 _POLL_S = 2.0
+_TREE_DEPTH = 6
+"""Directories between the tree and this module's directory."""
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Install and start the agent, then follow it until it has removed itself."""
     journal.configure_stream_logging(sys.stderr, level=logging.INFO)
+    tree = _find_tree(arguments.root_mount)
     root, clock = Root(arguments.root_mount), clocks.SystemClock()
     bus = SystemBus(f"unix:path={root.resolve_path('/run/dbus/system_bus_socket')}")
     with Machine(root, clock=clock, bus=bus) as machine:
@@ -48,7 +51,7 @@ def main(arguments: argparse.Namespace) -> int:
         given = arguments.mode or os.environ.get(node_mode.VARIABLE)
         mode = read_mode(given, _POD_NAMESPACE)
         policy = selinux.load_host_policy(root)
-        install_agent(machine, Path(__file__).parents[6], mode, options, policy)
+        install_agent(machine, tree, mode, options, policy)
         shown = ""
         while machine.files.has_entry(node_mode.INSTALLED_PATH):
             activity = read_activity(machine.files.read_file(_STATUS, limit=_STATUS_LIMIT))
@@ -57,6 +60,22 @@ def main(arguments: argparse.Namespace) -> int:
             shown = activity
             clock.sleep(_POLL_S)
     return 0
+
+
+def _find_tree(root_mount: str) -> Path:
+    """Return the tree that this program runs from; raise `UsageError` outside of its pod."""
+    if not Path(root_mount).is_dir():
+        raise errors.UsageError(
+            f"cannot install the agent: expected the root of the host at {root_mount}, found none",
+            remedy="mount the host's / there, or name it: --root-mount DIR",
+        )
+    parents = Path(__file__).parents
+    if len(parents) <= _TREE_DEPTH:
+        raise errors.UsageError(
+            f"cannot install the agent from {parents[0]}: expected a tree with its own Python",
+            remedy="run the image that make images TARGET=hosted builds",
+        )
+    return parents[_TREE_DEPTH]
 
 
 def read_mode(text: str | None, pod_namespace: Path) -> node_mode.HostedMode:

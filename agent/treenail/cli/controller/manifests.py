@@ -116,7 +116,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     parser.add_argument(
         "--api-server",
-        type=serve.parse_server_url,
+        type=argument_parser.parse_server_url,
         metavar="URL",
         help=f"let {SERVE} issue bootstrap tokens for the API server at this address, which new "
         "machines reach (default: no bootstrap tokens)",

@@ -349,7 +349,6 @@ def parse_registry(text: str) -> str:
 # Access tokens
 
 MODES = ("off", "ask", "require")
-_URL = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?/?")
 _BEARER_TOKEN = re.compile(r"[!-~]{1,8192}")
 REQUEST_LIMIT_S = 5.0
 """Time limit of a request to the API server, for which a machine waits."""
@@ -374,7 +373,7 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
         help="accept tokens for this time while the API server is unreachable (default: 10m)",
     )  # fmt: skip
     parser.add_argument(
-        "--api-server", metavar="URL", type=parse_server_url,
+        "--api-server", metavar="URL", type=argument_parser.parse_server_url,
         help="give machines a bootstrap kubeconfig for the API server at this address (default: "
         "the server of --kubeconfig, or no kubeconfig)",
     )  # fmt: skip
@@ -537,11 +536,3 @@ def _read_bootstrap_token(arguments: argparse.Namespace) -> str:
             remedy="write the token alone into the file; create one with: kubeadm token create",
         )
     return text
-
-
-def parse_server_url(text: str) -> str:
-    """Return the URL of a server; raise `argparse.ArgumentTypeError` if it is none."""
-    match = _URL.fullmatch(text)
-    if not match or not 1 <= int(match[2] or 443) <= 65535:
-        raise argparse.ArgumentTypeError(f"expected https://HOST:PORT, found {text!r:.80}")
-    return text.rstrip("/")

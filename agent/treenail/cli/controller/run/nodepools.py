@@ -4,7 +4,7 @@ import argparse
 
 from treenail import errors
 from treenail.api.hosted import token_secret
-from treenail.cli.controller import serve
+from treenail.cli import argument_parser
 from treenail.cli.controller.run import controllers
 from treenail.controllers.runtime import workers
 
@@ -12,7 +12,7 @@ from treenail.controllers.runtime import workers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments beside ``--scope``, which is of both controllers of hosted clusters."""
     parser.add_argument(
-        "--ignition-url", type=serve.parse_server_url, metavar="URL",
+        "--ignition-url", type=argument_parser.parse_server_url, metavar="URL",
         help="let the machines of nodepools fetch their config from serve --hosted at this "
         "address, https://HOST:PORT",
     )  # fmt: skip
