@@ -42,8 +42,8 @@ _TREE_DEPTH = 6
 
 def main(arguments: argparse.Namespace) -> int:
     """Install and start the agent, then follow it until it has removed itself."""
-    journal.configure_stream_logging(sys.stderr, level=logging.INFO)
     tree = _find_tree(arguments.root_mount)
+    journal.configure_stream_logging(sys.stderr, level=logging.INFO)
     root, clock = Root(arguments.root_mount), clocks.SystemClock()
     bus = SystemBus(f"unix:path={root.resolve_path('/run/dbus/system_bus_socket')}")
     with Machine(root, clock=clock, bus=bus) as machine:
