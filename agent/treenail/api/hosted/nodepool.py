@@ -228,6 +228,11 @@ def is_paused(paused_until: str, now: float) -> bool:
     return paused_until in _TRUE or (until is not None and now < until)
 
 
+def is_pool_paused(pool: NodePool, cluster: HostedCluster, now: float) -> bool:
+    """Return whether ``pausedUntil`` of the NodePool or its cluster stops HyperShift, and us."""
+    return any(is_paused(each.paused_until, now) for each in (pool, cluster))
+
+
 def is_valid_pause(paused_until: str) -> bool:
     """Return whether HyperShift can read ``pausedUntil``."""
     is_boolean = not paused_until or paused_until in _TRUE or paused_until in _FALSE

@@ -12,7 +12,7 @@ from dataclasses import replace
 from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import decode, machineconfigpool, object_meta
-from treenail.api.hosted import clusterapi
+from treenail.api.hosted import clusterapi, nodepool
 from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.conduct import guests, own_update, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_site
@@ -83,7 +83,7 @@ class PoolConductor:
             if is_current and self._update.finish(objects, guest):
                 return None
             delay = min(delay or upgrade_site.RECHECK_S, upgrade_site.RECHECK_S)
-        if not pool_facts.is_paused(objects, self._tools.clock.now()):
+        if not nodepool.is_pool_paused(objects.pool, objects.cluster, self._tools.clock.now()):
             return delay
         return PAUSE_RECHECK_S if delay is None else min(delay, PAUSE_RECHECK_S)
 

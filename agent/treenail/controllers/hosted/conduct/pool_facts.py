@@ -237,12 +237,6 @@ def find_degraded(
     )
 
 
-def is_paused(objects: PoolObjects, now: float) -> bool:
-    """Return whether ``pausedUntil`` of the NodePool or its cluster stops HyperShift, and us."""
-    texts = (objects.pool.paused_until, objects.cluster.paused_until)
-    return any(nodepool.is_paused(text, now) for text in texts)
-
-
 def build_pool(
     objects: PoolObjects, status: decode.Json, version: str, *, now: float
 ) -> machineconfigpool.MachineConfigPool:
@@ -261,7 +255,7 @@ def build_pool(
             "spec": {
                 "configuration": {"name": objects.target},
                 "maxUnavailable": int(limit) if limit.isdecimal() else limit,
-                "paused": is_paused(objects, now),
+                "paused": nodepool.is_pool_paused(pool, objects.cluster, now),
                 "rolloutPolicy": "" if objects.is_refresh else pool.rollout_policy,
             },
             "status": status,

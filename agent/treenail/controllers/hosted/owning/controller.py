@@ -136,8 +136,7 @@ class OwningController:
 
     def _sync(self, owned: sources.OwnedPool) -> float:
         now, inputs, owner, problem = self._clock.now(), None, None, None
-        texts = (owned.pool.paused_until, owned.cluster.paused_until)
-        is_paused = any(nodepool.is_paused(text, now) for text in texts)
+        is_paused = nodepool.is_pool_paused(owned.pool, owned.cluster, now)
         secrets = token_secrets.SecretFacts(
             owned.pool, owned.namespace, None, "", self._settings.ignition_url, {}, owned.members,
             now, owned.templates, reached=self._sources.read_reached(owned),
