@@ -247,9 +247,9 @@ def _build_targets(inputs: MachineInputs, rolled_hash: str) -> decode.Json:
         before, current = owner.target_hash or before, owner.current_hash or known
     if len(rolled_hash) == nodepool.HASH_DIGITS:
         target = before
-    if owner is not None and inputs.holds_target:
-        target = owner.own_target or target
     if owner is not None:
+        if inputs.holds_target:
+            target = owner.own_target or target
         current = owner.metadata.annotations.get(hosted_key.UPDATED_CONFIG, current)
     return {hosted_key.TARGET_CONFIG: target, hosted_key.UPDATED_CONFIG: current}
 
