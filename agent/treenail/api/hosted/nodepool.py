@@ -184,7 +184,7 @@ class HostedCluster(_ConditionOwner, kind="HostedCluster", api_version=API_VERSI
     @property
     def control_plane_namespace(self) -> str:
         """The namespace of the HostedControlPlane, its Secrets and its Machines."""
-        return f"{self.namespace}-{self.name.replace('.', '-')}"
+        return name_control_plane_namespace(self.namespace, self.name)
 
     @property
     def scope(self) -> str:
@@ -210,6 +210,11 @@ class HostedControlPlane(
     infra_id: Annotated[str, codec.Key("spec.infraID")] = ""
     """Name of Cluster API's Cluster."""
     kubeconfig: Annotated[KubeconfigReference | None, codec.Key("status.kubeConfig")] = None
+
+
+def name_control_plane_namespace(namespace: str, name: str) -> str:
+    """Return the namespace of the control plane of a HostedCluster."""
+    return f"{namespace}-{name.replace('.', '-')}"
 
 
 def find_condition(

@@ -163,8 +163,9 @@ class DirectView:
     def find(self, key: str) -> Any:
         return self.get_all().get(key)
 
-    def add_handler(self, handler: object) -> None:
-        """Nothing is watched."""
+    def add_handler(self, handler: Callable[..., None]) -> None:
+        """Nothing is watched: a test calls the handler for what changed."""
+        self._site.handlers[self._resource.plural] = handler
 
 
 class DirectInformers:
@@ -231,6 +232,8 @@ class OwnedSite:
         """Start the process of the controller, also after it was killed."""
         self.transport.left = None
         self.informers = DirectInformers(self)
+        self.handlers: dict[str, Callable[..., None]] = {}
+        self.enqueued: list[str] = []
         self.controller = OwningController(
             Client(self.transport, field_manager="treenail-nodepools"),
             self.clock,
@@ -242,7 +245,7 @@ class OwnedSite:
                 plan_secrets=plan_secrets,
             ),
         )
-        self.controller.register_watches(self.informers, lambda _: None)  # type: ignore[arg-type]
+        self.controller.register_watches(self.informers, self.enqueued.append)  # type: ignore[arg-type]
 
     def create_pool(self, **spec: Any) -> None:
         document = json.loads(json.dumps(self.pool))

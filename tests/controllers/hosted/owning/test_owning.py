@@ -18,6 +18,7 @@ from treenail.controllers.hosted.conduct import pool_facts
 from treenail.kube.api_client import Client
 from treenail.kube.resources import (
     HOSTEDCLUSTERS,
+    HOSTEDCONTROLPLANES,
     MACHINEDEPLOYMENTS,
     MACHINEHEALTHCHECKS,
     MACHINES,
@@ -143,6 +144,20 @@ def test_changed_pull_secret_reaches_new_machines_only(client: Client) -> None:
     assert actor.replaced == []
     [new] = set(actor.boots) - set(first)
     assert actor.boots[new] not in first.values()
+
+
+def test_change_of_a_cluster_wakes_its_own_pools_only(client: Client) -> None:
+    site = open_site(client)
+    for kind, mine, other in (
+        (HOSTEDCLUSTERS, f"{site.namespace}/one", f"{site.namespace}/two"),
+        (HOSTEDCONTROLPLANES, f"{site.plane}/one", f"{site.namespace}-two/two"),
+    ):
+        wake = site.handlers[kind.plural]
+        wake(other, None, {})
+        assert site.enqueued == []
+        wake(mine, None, {})
+        assert site.enqueued == [site.key]
+        site.enqueued.clear()
 
 
 @pytest.mark.parametrize("kind", ["Replace", "InPlace"])

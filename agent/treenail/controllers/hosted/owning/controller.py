@@ -92,9 +92,13 @@ class OwningController:
             for machine in filter(None, values):
                 enqueue(machine.node_pool)
 
-        def enqueue_all(*_: object) -> None:
-            for key in self._views[resources.NODEPOOLS].get_all():
-                enqueue(key)
+        def enqueue_cluster(namespace: str) -> None:
+            # Each sync reads Secrets and ConfigMaps: the pools of other clusters stay at rest.
+            for key, document in self._views[resources.NODEPOOLS].get_all().items():
+                place, name = key.partition("/")[0], resources.get_object(document, "spec")
+                cluster = str(name.get("clusterName"))
+                if nodepool.name_control_plane_namespace(place, cluster) == namespace:
+                    enqueue(key)
 
         self._machines.add_handler(enqueue_machine)
         for kind, view in self._views.items():
@@ -102,8 +106,14 @@ class OwningController:
                 view.add_handler(lambda key, *_: enqueue(key))
             elif kind.group == clusterapi.GROUP:
                 view.add_handler(enqueue_related)
+            elif kind is resources.HOSTEDCLUSTERS:
+                view.add_handler(
+                    lambda key, *_: enqueue_cluster(
+                        nodepool.name_control_plane_namespace(*key.split("/"))
+                    )
+                )
             else:
-                view.add_handler(enqueue_all)
+                view.add_handler(lambda key, *_: enqueue_cluster(key.partition("/")[0]))
 
     def close(self) -> None:
         """Nothing runs beside the watches."""
@@ -245,10 +255,11 @@ class OwningController:
             is_owned = pool.metadata.is_deleting and conditions.was_owned(pool.metadata)
         if not is_owned:
             return None
-        planes = self._views[resources.HOSTEDCONTROLPLANES].get_all().values()
-        read = map(nodepool.HostedControlPlane.from_json, planes)
         namespace = cluster.control_plane_namespace
-        infra_id = next((plane.infra_id for plane in read if plane.namespace == namespace), None)
+        planes = self._views[resources.HOSTEDCONTROLPLANES].get_all().items()
+        own = (plane for name, plane in planes if name.startswith(f"{namespace}/"))
+        read = map(nodepool.HostedControlPlane.from_json, own)
+        infra_id = next((plane.infra_id for plane in read), None)
         owned = sources.OwnedPool(document, pool, cluster, infra_id)
         found = self._views[owned.kind].find(f"{namespace}/{pool.name}") or {}
         documents = self._views[resources.MACHINESETS].get_all().values()

@@ -185,7 +185,8 @@ class SourceReader:
 
 def is_of_pool(document: decode.Json, pool: nodepool.NodePool) -> bool:
     """Return whether an object has the annotation with the name of the NodePool."""
-    notes = object_meta.read_metadata(document).annotations
+    # A sync looks at the MachineSets of all pools: too many to decode their metadata.
+    notes = resources.get_object(resources.get_object(document, "metadata"), "annotations")
     return notes.get(hosted_key.NODE_POOL) == pool.full_name
 
 
