@@ -15,13 +15,12 @@ from treenail import clocks, errors
 from treenail.api import annotations as key
 from treenail.api import object_meta
 from treenail.api.hosted import annotations as hosted_key
-from treenail.api.hosted import clusterapi, nodepool
+from treenail.api.hosted import clusterapi, nodepool, token_secret
 from treenail.controllers.hosted import rollout_store
 from treenail.controllers.hosted.conduct import guests, pool_facts
 from treenail.controllers.hosted.in_place import upgrade_objects, upgrade_site
 from treenail.controllers.pools import node_facts, os_image, rollout_policy
 from treenail.controllers.rollout import external_gates, writer
-from treenail.encoding import json_text
 from treenail.kube import api_client, discovery, event_recorder, resources
 
 log = logging.getLogger(__name__)
@@ -188,10 +187,9 @@ class OwnUpdate:
                 f"cannot use {where}: it is not one of NodePool {pool.full_name}",
                 remedy="delete it: the controller nodepools writes it again",
             )
-        encoded = resources.get_object(secret, "data").get(_PAYLOAD)
-        if not encoded:
+        config = token_secret.read_text(secret, _PAYLOAD)
+        if not config:
             raise errors.NotFoundError(f"{where} has no {_PAYLOAD} yet")
-        config = json_text.decode_base64(str(encoded)).decode("ascii", "replace")
         return upgrade_objects.UpgradeContent(pool.full_name, objects.target, config, is_refresh)
 
     def _mark_owner(self, objects: pool_facts.PoolObjects, marks: Mapping[str, str]) -> None:
